@@ -1,0 +1,178 @@
+// Package core is the pure state machine of flows. Apply takes one flow and
+// one journaled entry and returns the changed flow, the events for its log,
+// the effects for the world and the reply. It has no goroutine, no clock, no
+// I/O and no map iteration: time and randomness come from the entry alone, so
+// that a replay of the journal gives the same state.
+//
+// A flow has channels (durable FIFOs), steps, attributes and a log of events.
+// A step may wait for messages of a channel; then it is handed to a worker as
+// an attempt, and the worker's result carries everything the handler wrote and
+// the next steps: result and next start are one entry, one commit.
+package core
+
+import (
+	"fmt"
+
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// EntryVersion is the version of entries this code writes; it reads all up to it.
+const EntryVersion = 1
+
+// Bounds of one flow. What is over them is refused, never cut.
+const (
+	MaxSteps       = 1024    // live steps
+	MaxPending     = 1000    // waiting messages of a channel
+	MaxChannels    = 256     // channels with waiting messages
+	MaxAttributes  = 256     // attributes
+	MaxPayload     = 8 << 20 // bytes of a payload, input, value or event
+	MaxRequests    = 64      // idempotency keys remembered by a flow
+	MaxIDBytes     = 512     // a flow ID
+	MaxRequestID   = 256     // an idempotency key
+	MaxResultItems = 4096    // events, items, next steps or messages of one result
+)
+
+// Code classifies a refusal.
+type Code string
+
+// The codes of refusals.
+const (
+	NotFound     Code = "not_found"
+	Exists       Code = "already_exists"
+	Busy         Code = "busy"
+	QueueFull    Code = "queue_full"
+	StaleAttempt Code = "stale_attempt"
+	Invalid      Code = "invalid"
+	LimitReached Code = "limit_reached"
+)
+
+// Error is a refusal: the command changed nothing.
+type Error struct {
+	Code    Code
+	Message string
+}
+
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+func refuse(code Code, format string, args ...any) error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// Reply answers the proposer of a command.
+type Reply struct {
+	MessageIDs []string // Publish, StartFlow: the ID of each message, in order
+	Started    bool     // Publish: a step took the message at once
+	Created    bool     // StartFlow: false when the request ID was seen before
+	Duplicate  bool     // Publish: the request ID was seen before
+	RunID      string
+	Cancelled  int // Cancel: steps asked to stop and messages dropped
+}
+
+// Output is what one applied entry gives.
+type Output struct {
+	Flow    *wire.Flow // nil when the flow was deleted
+	Changed bool       // false: nothing to journal
+	Events  []*wire.Event
+	Effects []Effect
+	Reply   Reply
+}
+
+// Apply runs one entry on the flow it names; f is nil when there is none. On
+// success f may have been changed in place; on an error nothing was changed.
+// The caller owns f and passes each flow from one goroutine only.
+func Apply(f *wire.Flow, e *wire.Entry) (Output, error) {
+	if e.Version > EntryVersion {
+		return Output{}, refuse(Invalid, "entry version %d is newer than this program's %d", e.Version, EntryVersion)
+	}
+	if e.FlowId == "" || len(e.FlowId) > MaxIDBytes {
+		return Output{}, refuse(Invalid, "flow ID must have 1 to %d bytes", MaxIDBytes)
+	}
+	if c, ok := e.Command.(*wire.Entry_StartFlow); ok {
+		return applyStart(f, e, c.StartFlow)
+	}
+	if f == nil {
+		return Output{}, refuse(NotFound, "flow %q does not exist", e.FlowId)
+	}
+	tx := &tx{f: f, e: e}
+	var err error
+	switch c := e.Command.(type) {
+	case *wire.Entry_Publish:
+		err = tx.applyPublish(c.Publish)
+	case *wire.Entry_Cancel:
+		err = tx.applyCancel(c.Cancel)
+	case *wire.Entry_StepResult:
+		err = tx.applyStepResult(c.StepResult)
+	case *wire.Entry_Redispatch:
+		err = tx.applyRedispatch(c.Redispatch)
+	case *wire.Entry_FireTimer:
+		err = tx.applyFireTimer(c.FireTimer)
+	case *wire.Entry_DeleteFlow:
+		tx.applyDelete(c.DeleteFlow)
+	case *wire.Entry_SetAttributes:
+		err = tx.applySetAttributes(c.SetAttributes)
+	default:
+		err = refuse(Invalid, "entry %d has an unknown command", e.Lsn)
+	}
+	if err != nil {
+		return Output{}, err
+	}
+	return tx.finish(), nil
+}
+
+// tx collects what one entry does to one flow.
+type tx struct {
+	f        *wire.Flow
+	e        *wire.Entry
+	events   []*wire.Event
+	effects  []Effect
+	reply    Reply
+	attempts uint32 // minted by this entry
+	ids      uint32 // minted by this entry
+	changed  bool
+	deleted  bool
+
+	keepUpdated bool
+}
+
+func (t *tx) finish() Output {
+	out := Output{Flow: t.f, Changed: t.changed, Events: t.events, Effects: t.effects, Reply: t.reply}
+	if t.deleted {
+		out.Flow = nil
+		return out
+	}
+	if t.changed && !t.keepUpdated {
+		t.f.UpdatedUs = t.e.TimeUs
+	}
+	return out
+}
+
+// event appends to the flow's log.
+func (t *tx) event(ev *wire.Event) {
+	ev.Lsn, ev.N, ev.AtUs = t.e.Lsn, uint32(len(t.events)), t.e.TimeUs
+	t.events = append(t.events, ev)
+	t.changed = true
+	t.f.EventCount++
+	t.f.ItemCount += uint64(len(ev.Items))
+	t.f.LastEvent = &wire.Cursor{Lsn: ev.Lsn, N: ev.N}
+}
+
+// mintID gives an ID that is unique by the entry's seed.
+func (t *tx) mintID(prefix string) string {
+	id := fmt.Sprintf("%s%016x", prefix, t.e.Seed+uint64(t.ids)*0x9e3779b97f4a7c15)
+	t.ids++
+	return id
+}
+
+// IsBusy reports whether the flow has work besides steps at rest.
+func IsBusy(f *wire.Flow) bool {
+	for _, s := range f.Steps {
+		if !atRest(s) {
+			return true
+		}
+	}
+	return false
+}
+
+func atRest(s *wire.Step) bool {
+	return s.State == wire.Step_WAITING && s.Spec.Wait != nil && s.Spec.Wait.Idle
+}

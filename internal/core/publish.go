@@ -1,0 +1,199 @@
+package core
+
+import (
+	"sort"
+
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// Events of channels.
+const (
+	EventPublished = "channel.published" // a message waits; its payload is the data
+	EventDropped   = "channel.dropped"   // a waiting message was taken away; the data says why
+)
+
+// ReasonSuperseded is why an interrupting message stops the work before it.
+const ReasonSuperseded = "superseded"
+
+func checkPublish(c *wire.Publish) error {
+	switch {
+	case c.Channel == "":
+		return refuse(Invalid, "channel name is missing")
+	case len(c.Payload) > MaxPayload:
+		return refuse(LimitReached, "payload has %d bytes, at most %d", len(c.Payload), MaxPayload)
+	case len(c.RequestId) > MaxRequestID:
+		return refuse(LimitReached, "request ID has more than %d bytes", MaxRequestID)
+	}
+	return nil
+}
+
+// applyPublish appends a message to a channel. The step that waits for it
+// starts in the same entry.
+func (t *tx) applyPublish(c *wire.Publish) error {
+	if err := checkPublish(c); err != nil {
+		return err
+	}
+	if id := seenRequest(t.f, c.RequestId); id != "" {
+		t.reply = Reply{MessageIDs: []string{id}, Duplicate: true, RunID: t.f.RunId}
+		return nil
+	}
+	busy := IsBusy(t.f)
+	if busy && c.OnBusy == wire.Publish_REJECT {
+		return refuse(Busy, "flow %q is running a turn", t.f.Id)
+	}
+	interrupt := busy && c.OnBusy == wire.Publish_INTERRUPT
+	if pending := pendingCount(t.f, c.Channel); !interrupt && pending >= pendingBound(c) {
+		return refuse(QueueFull, "%d messages wait already", pending)
+	}
+	if channelOf(t.f, c.Channel) == nil && len(t.f.Channels) >= MaxChannels {
+		return refuse(LimitReached, "flow has %d channels, at most %d", len(t.f.Channels), MaxChannels)
+	}
+	if interrupt {
+		t.dropPending(c.Channel, "", ReasonSuperseded)
+		t.cancelSteps("", ReasonSuperseded)
+	}
+	t.publish(c, false)
+	t.reply.RunID = t.f.RunId
+	return nil
+}
+
+func pendingBound(c *wire.Publish) int {
+	if c.MaxPending > 0 && c.MaxPending < MaxPending {
+		return int(c.MaxPending)
+	}
+	return MaxPending
+}
+
+// publish appends c's message and matches waiting steps; quiet leaves a waiting
+// message out of the log. It does not check.
+func (t *tx) publish(c *wire.Publish, quiet bool) {
+	m := &wire.Message{Id: t.mintID("turn_"), Payload: c.Payload, AtUs: t.e.TimeUs}
+	ch := channelOf(t.f, c.Channel)
+	if ch == nil {
+		ch = &wire.Channel{Name: c.Channel}
+		i := sort.Search(len(t.f.Channels), func(i int) bool { return t.f.Channels[i].Name >= c.Channel })
+		t.f.Channels = append(t.f.Channels, nil)
+		copy(t.f.Channels[i+1:], t.f.Channels[i:])
+		t.f.Channels[i] = ch
+	}
+	ch.Pending = append(ch.Pending, m)
+	t.changed = true
+	if c.RequestId != "" {
+		t.f.Requests = append(t.f.Requests, &wire.Request{RequestId: c.RequestId, MessageId: m.Id})
+		if n := len(t.f.Requests); n > MaxRequests {
+			t.f.Requests = append([]*wire.Request(nil), t.f.Requests[n-MaxRequests:]...)
+		}
+	}
+	t.match(c.Channel)
+	started := !isPending(t.f, c.Channel, m.Id)
+	if !started && !quiet {
+		t.event(&wire.Event{Type: EventPublished, Scope: m.Id, Data: c.Payload})
+	}
+	t.reply.MessageIDs = append(t.reply.MessageIDs, m.Id)
+	t.reply.Started = started
+}
+
+// match starts waiting steps, oldest first, while their channel has enough.
+func (t *tx) match(channel string) {
+	for {
+		ch := channelOf(t.f, channel)
+		if ch == nil {
+			return
+		}
+		s := waiter(t.f, channel, len(ch.Pending))
+		if s == nil {
+			return
+		}
+		n := int(s.Spec.Wait.Count)
+		s.Matched = append([]*wire.Message(nil), ch.Pending[:n]...)
+		ch.Pending = append([]*wire.Message(nil), ch.Pending[n:]...)
+		if len(ch.Pending) == 0 {
+			removeChannel(t.f, channel)
+		}
+		if s.Scope == "" {
+			s.Scope = s.Matched[0].Id
+		}
+		t.startStep(s)
+	}
+}
+
+func waiter(f *wire.Flow, channel string, have int) *wire.Step {
+	for _, s := range f.Steps {
+		if w := s.Spec.Wait; s.State == wire.Step_WAITING && w != nil && w.Channel == channel && int(w.Count) <= have {
+			return s
+		}
+	}
+	return nil
+}
+
+// dropPending takes waiting messages away: all, or the one with the ID.
+func (t *tx) dropPending(channel, id, reason string) int {
+	ch := channelOf(t.f, channel)
+	if ch == nil {
+		return 0
+	}
+	var keep []*wire.Message
+	dropped := 0
+	for _, m := range ch.Pending {
+		if id != "" && m.Id != id {
+			keep = append(keep, m)
+			continue
+		}
+		dropped++
+		t.event(&wire.Event{Type: EventDropped, Scope: m.Id, Data: []byte(reason)})
+	}
+	if ch.Pending = keep; len(keep) == 0 {
+		removeChannel(t.f, channel)
+	}
+	return dropped
+}
+
+func channelOf(f *wire.Flow, name string) *wire.Channel {
+	for _, c := range f.Channels {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+func removeChannel(f *wire.Flow, name string) {
+	for i, c := range f.Channels {
+		if c.Name == name {
+			f.Channels = append(f.Channels[:i], f.Channels[i+1:]...)
+			return
+		}
+	}
+}
+
+func pendingCount(f *wire.Flow, channel string) int {
+	if c := channelOf(f, channel); c != nil {
+		return len(c.Pending)
+	}
+	return 0
+}
+
+func isPending(f *wire.Flow, channel, id string) bool {
+	c := channelOf(f, channel)
+	if c == nil {
+		return false
+	}
+	for _, m := range c.Pending {
+		if m.Id == id {
+			return true
+		}
+	}
+	return false
+}
+
+func seenRequest(f *wire.Flow, id string) string {
+	if id == "" {
+		return ""
+	}
+	for _, r := range f.Requests {
+		if r.RequestId == id {
+			return r.MessageId
+		}
+	}
+	return ""
+}
