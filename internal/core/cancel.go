@@ -16,12 +16,16 @@ const EventDeleted = "flow.deleted"
 // answers with a result of its own, so that what it had done so far is kept
 // and nothing it had promised stays open.
 func (t *tx) applyCancel(c *wire.Cancel) error {
+	if err := checkReason(c.Reason); err != nil {
+		return err
+	}
 	reason := c.Reason
 	if reason == "" {
 		reason = "cancelled"
 	}
 	n := t.dropPending(c.Channel, c.Scope, reason)
 	n += t.cancelSteps(c.Scope, reason)
+	t.wakeCancelled()
 	t.reply = Reply{RunID: t.f.RunId, Cancelled: n}
 	return nil
 }
@@ -51,8 +55,46 @@ func (t *tx) cancelSteps(scope, reason string) int {
 	return n
 }
 
+// wakeCancelled hands out a cancelled step that still waits although nothing of
+// its scope runs: nobody is left who would send it what it waits for, and
+// without an attempt the cancel would never end. It gets the messages that have
+// come. One step of a scope at a time, the oldest first, for what it does may be
+// what a younger one waits for.
+func (t *tx) wakeCancelled() {
+	for _, s := range t.f.Steps {
+		if s.State != wire.Step_WAITING || !s.Cancel || hasLive(t.f, s.Scope) {
+			continue
+		}
+		n := 0
+		if oldestWaiter(t.f, s.Spec.Wait.Channel) == s {
+			n = min(int(s.Spec.Wait.Count), pendingCount(t.f, s.Spec.Wait.Channel))
+		}
+		t.startMatched(s, n)
+	}
+}
+
+// hasLive reports whether a step of the scope is with a worker or will be.
+func hasLive(f *wire.Flow, scope string) bool {
+	for _, s := range f.Steps {
+		if s.Scope == scope && s.State != wire.Step_WAITING {
+			return true
+		}
+	}
+	return false
+}
+
+func checkReason(reason string) error {
+	if len(reason) > MaxReason {
+		return refuse(LimitReached, "reason has %d bytes, at most %d", len(reason), MaxReason)
+	}
+	return nil
+}
+
 // applyDelete ends the flow and everything of it.
-func (t *tx) applyDelete(c *wire.DeleteFlow) {
+func (t *tx) applyDelete(c *wire.DeleteFlow) error {
+	if err := checkReason(c.Reason); err != nil {
+		return err
+	}
 	for _, s := range t.f.Steps {
 		if s.State == wire.Step_STARTED {
 			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt)})
@@ -60,19 +102,35 @@ func (t *tx) applyDelete(c *wire.DeleteFlow) {
 	}
 	t.event(&wire.Event{Type: EventDeleted, Data: []byte(c.Reason)})
 	t.deleted = true
+	return nil
 }
 
 func checkAttributes(have, set []*wire.Attribute) error {
-	if len(have)+len(set) > MaxAttributes {
-		return refuse(LimitReached, "%d attributes, at most %d", len(have)+len(set), MaxAttributes)
+	if len(set) > MaxResultItems {
+		return refuse(LimitReached, "%d attributes set at once, at most %d", len(set), MaxResultItems)
 	}
 	for _, a := range set {
-		if a.GetName() == "" {
-			return refuse(Invalid, "attribute name is missing")
+		if err := checkName("attribute name", a.GetName()); err != nil {
+			return err
 		}
 		if len(a.Value) > MaxPayload {
 			return refuse(LimitReached, "attribute %q has %d bytes, at most %d", a.Name, len(a.Value), MaxPayload)
 		}
+	}
+	if len(have)+len(set) > MaxAttributes {
+		if next, _ := mergeAttributes(have, set); len(next) > MaxAttributes {
+			return refuse(LimitReached, "%d attributes, at most %d", len(next), MaxAttributes)
+		}
+	}
+	return nil
+}
+
+func checkName(what, name string) error {
+	if name == "" {
+		return refuse(Invalid, "%s is missing", what)
+	}
+	if len(name) > MaxName {
+		return refuse(LimitReached, "%s has %d bytes, at most %d", what, len(name), MaxName)
 	}
 	return nil
 }
@@ -86,20 +144,27 @@ func (t *tx) applySetAttributes(c *wire.SetAttributes) error {
 	return nil
 }
 
-// setAttributes writes a new list, since tasks that are out share the old one.
 func (t *tx) setAttributes(set []*wire.Attribute) {
 	if len(set) == 0 {
 		return
 	}
-	t.changed = true
-	next := append([]*wire.Attribute(nil), t.f.Attributes...)
+	next, changed := mergeAttributes(t.f.Attributes, set)
+	if changed {
+		t.f.Attributes, t.changed = next, true
+	}
+}
+
+// mergeAttributes gives a new list, since tasks that are out share the old one.
+func mergeAttributes(have, set []*wire.Attribute) (next []*wire.Attribute, changed bool) {
+	next = append([]*wire.Attribute(nil), have...)
 	for _, a := range set {
 		i := sort.Search(len(next), func(i int) bool { return next[i].Name >= a.Name })
 		has := i < len(next) && next[i].Name == a.Name
 		switch {
-		case len(a.Value) == 0 && has:
-			next = append(next[:i], next[i+1:]...)
+		case len(a.Value) == 0 && !has:
+			continue
 		case len(a.Value) == 0:
+			next = append(next[:i], next[i+1:]...)
 		case has:
 			next[i] = a
 		default:
@@ -107,6 +172,7 @@ func (t *tx) setAttributes(set []*wire.Attribute) {
 			copy(next[i+1:], next[i:])
 			next[i] = a
 		}
+		changed = true
 	}
-	t.f.Attributes = next
+	return next, changed
 }

@@ -21,15 +21,19 @@ const EntryVersion = 1
 
 // Bounds of one flow. What is over them is refused, never cut.
 const (
-	MaxSteps       = 1024    // live steps
-	MaxPending     = 1000    // waiting messages of a channel
-	MaxChannels    = 256     // channels with waiting messages
-	MaxAttributes  = 256     // attributes
-	MaxPayload     = 8 << 20 // bytes of a payload, input, value or event
-	MaxRequests    = 64      // idempotency keys remembered by a flow
-	MaxIDBytes     = 512     // a flow ID
-	MaxRequestID   = 256     // an idempotency key
-	MaxResultItems = 4096    // events, items, next steps or messages of one result
+	MaxSteps       = 1024     // live steps
+	MaxPending     = 1000     // waiting messages of a channel
+	MaxChannels    = 256      // channels with waiting messages
+	MaxAttributes  = 256      // attributes
+	MaxPayload     = 8 << 20  // bytes of a payload, input, value or event
+	MaxRequests    = 64       // idempotency keys remembered by a flow
+	MaxIDBytes     = 512      // a flow ID
+	MaxRequestID   = 256      // an idempotency key
+	MaxResultItems = 4096     // events, items, next steps, messages or attributes of one entry
+	MaxName        = 256      // bytes of the name of a channel, step, attribute, event type or flow type
+	MaxReason      = 64 << 10 // bytes of a reason or an error
+
+	MaxDelayUs = 100 * 365 * 24 * 3600 * 1_000_000 // a retention or a retry's delay, microseconds
 )
 
 // Code classifies a refusal.
@@ -42,6 +46,7 @@ const (
 	Busy         Code = "busy"
 	QueueFull    Code = "queue_full"
 	StaleAttempt Code = "stale_attempt"
+	NotDue       Code = "not_due" // a timer fired early: set it again, as Outstanding says
 	Invalid      Code = "invalid"
 	LimitReached Code = "limit_reached"
 )
@@ -60,7 +65,7 @@ func refuse(code Code, format string, args ...any) error {
 
 // Reply answers the proposer of a command.
 type Reply struct {
-	MessageIDs []string // Publish, StartFlow: the ID of each message, in order
+	MessageIDs []string // Publish, StartFlow: the ID of each message, in order; of a duplicate start those with a request ID
 	Started    bool     // Publish: a step took the message at once
 	Created    bool     // StartFlow: false when the request ID was seen before
 	Duplicate  bool     // Publish: the request ID was seen before
@@ -79,7 +84,8 @@ type Output struct {
 
 // Apply runs one entry on the flow it names; f is nil when there is none. On
 // success f may have been changed in place; on an error nothing was changed.
-// The caller owns f and passes each flow from one goroutine only.
+// The caller owns f and passes each flow from one goroutine only. The flow and
+// the output keep references into e, which must not change afterwards.
 func Apply(f *wire.Flow, e *wire.Entry) (Output, error) {
 	if e.Version > EntryVersion {
 		return Output{}, refuse(Invalid, "entry version %d is newer than this program's %d", e.Version, EntryVersion)
@@ -92,6 +98,9 @@ func Apply(f *wire.Flow, e *wire.Entry) (Output, error) {
 	}
 	if f == nil {
 		return Output{}, refuse(NotFound, "flow %q does not exist", e.FlowId)
+	}
+	if f.Id != e.FlowId {
+		return Output{}, refuse(Invalid, "entry for flow %q meets flow %q", e.FlowId, f.Id)
 	}
 	tx := &tx{f: f, e: e}
 	var err error
@@ -107,7 +116,7 @@ func Apply(f *wire.Flow, e *wire.Entry) (Output, error) {
 	case *wire.Entry_FireTimer:
 		err = tx.applyFireTimer(c.FireTimer)
 	case *wire.Entry_DeleteFlow:
-		tx.applyDelete(c.DeleteFlow)
+		err = tx.applyDelete(c.DeleteFlow)
 	case *wire.Entry_SetAttributes:
 		err = tx.applySetAttributes(c.SetAttributes)
 	default:

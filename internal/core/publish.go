@@ -16,9 +16,12 @@ const (
 const ReasonSuperseded = "superseded"
 
 func checkPublish(c *wire.Publish) error {
+	if err := checkName("channel name", c.Channel); err != nil {
+		return err
+	}
 	switch {
-	case c.Channel == "":
-		return refuse(Invalid, "channel name is missing")
+	case c.OnBusy < wire.Publish_ENQUEUE || c.OnBusy > wire.Publish_INTERRUPT:
+		return refuse(Invalid, "on_busy has the unknown value %d", c.OnBusy)
 	case len(c.Payload) > MaxPayload:
 		return refuse(LimitReached, "payload has %d bytes, at most %d", len(c.Payload), MaxPayload)
 	case len(c.RequestId) > MaxRequestID:
@@ -51,6 +54,7 @@ func (t *tx) applyPublish(c *wire.Publish) error {
 	if interrupt {
 		t.dropPending(c.Channel, "", ReasonSuperseded)
 		t.cancelSteps("", ReasonSuperseded)
+		t.wakeCancelled()
 	}
 	t.publish(c, false)
 	t.reply.RunID = t.f.RunId
@@ -64,9 +68,36 @@ func pendingBound(c *wire.Publish) int {
 	return MaxPending
 }
 
+// checkRoom says whether the channels can hold the messages of one entry.
+func checkRoom(f *wire.Flow, ps []*wire.Publish) error {
+	add := make(map[string]int, len(ps))
+	channels := len(f.Channels)
+	for _, p := range ps {
+		if err := checkPublish(p); err != nil {
+			return err
+		}
+		if add[p.Channel]++; add[p.Channel] == 1 && channelOf(f, p.Channel) == nil {
+			channels++
+		}
+		if n := pendingCount(f, p.Channel) + add[p.Channel]; n > MaxPending {
+			return refuse(QueueFull, "channel %q would hold %d messages, at most %d", p.Channel, n, MaxPending)
+		}
+	}
+	if channels > MaxChannels {
+		return refuse(LimitReached, "flow would have %d channels, at most %d", channels, MaxChannels)
+	}
+	return nil
+}
+
 // publish appends c's message and matches waiting steps; quiet leaves a waiting
-// message out of the log. It does not check.
+// message out of the log. A request ID that was seen before adds nothing. It
+// does not check, and the busy policy is the caller's: what a flow publishes to
+// itself is always enqueued.
 func (t *tx) publish(c *wire.Publish, quiet bool) {
+	if id := seenRequest(t.f, c.RequestId); id != "" {
+		t.reply.MessageIDs = append(t.reply.MessageIDs, id)
+		return
+	}
 	m := &wire.Message{Id: t.mintID("turn_"), Payload: c.Payload, AtUs: t.e.TimeUs}
 	ch := channelOf(t.f, c.Channel)
 	if ch == nil {
@@ -93,33 +124,41 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	t.reply.Started = started
 }
 
-// match starts waiting steps, oldest first, while their channel has enough.
+// match starts waiting steps while their channel has enough. The oldest waiter
+// comes first: a younger one that needs fewer messages does not overtake it, or
+// the older might starve.
 func (t *tx) match(channel string) {
 	for {
 		ch := channelOf(t.f, channel)
 		if ch == nil {
 			return
 		}
-		s := waiter(t.f, channel, len(ch.Pending))
-		if s == nil {
+		s := oldestWaiter(t.f, channel)
+		if s == nil || int(s.Spec.Wait.Count) > len(ch.Pending) {
 			return
 		}
-		n := int(s.Spec.Wait.Count)
+		t.startMatched(s, int(s.Spec.Wait.Count))
+	}
+}
+
+// startMatched starts a waiting step with the first n messages of its channel.
+func (t *tx) startMatched(s *wire.Step, n int) {
+	if ch := channelOf(t.f, s.Spec.Wait.Channel); n > 0 {
 		s.Matched = append([]*wire.Message(nil), ch.Pending[:n]...)
 		ch.Pending = append([]*wire.Message(nil), ch.Pending[n:]...)
 		if len(ch.Pending) == 0 {
-			removeChannel(t.f, channel)
+			removeChannel(t.f, ch.Name)
 		}
 		if s.Scope == "" {
 			s.Scope = s.Matched[0].Id
 		}
-		t.startStep(s)
 	}
+	t.startStep(s)
 }
 
-func waiter(f *wire.Flow, channel string, have int) *wire.Step {
+func oldestWaiter(f *wire.Flow, channel string) *wire.Step {
 	for _, s := range f.Steps {
-		if w := s.Spec.Wait; s.State == wire.Step_WAITING && w != nil && w.Channel == channel && int(w.Count) <= have {
+		if w := s.Spec.Wait; s.State == wire.Step_WAITING && w != nil && w.Channel == channel {
 			return s
 		}
 	}

@@ -30,6 +30,7 @@ func (t *tx) applyStepResult(c *wire.StepResult) error {
 	for _, spec := range c.Next {
 		t.addStep(spec, s.Scope, s.Cancel, s.CancelReason)
 	}
+	t.wakeCancelled()
 	t.reply = Reply{RunID: t.f.RunId}
 	return nil
 }
@@ -39,29 +40,41 @@ func (t *tx) checkResult(c *wire.StepResult) error {
 		return refuse(LimitReached, "result has %d parts, at most %d", n, MaxResultItems)
 	}
 	for _, ev := range c.Events {
-		size := len(ev.Data)
-		for _, it := range ev.Items {
-			size += len(it)
-		}
-		if ev.Type == "" {
-			return refuse(Invalid, "event type is missing")
-		}
-		if size > MaxPayload || len(ev.Items) > MaxResultItems {
-			return refuse(LimitReached, "event %q has %d bytes, at most %d", ev.Type, size, MaxPayload)
-		}
-	}
-	for _, p := range c.Publish {
-		if err := checkPublish(p); err != nil {
+		if err := checkName("event type", ev.Type); err != nil {
 			return err
 		}
-		if n := pendingCount(t.f, p.Channel) + len(c.Publish); n > MaxPending {
-			return refuse(QueueFull, "channel %q would hold %d messages, at most %d", p.Channel, n, MaxPending)
+		if err := checkEventSize(ev.Type, ev.Data, ev.Items); err != nil {
+			return err
+		}
+	}
+	if c.Retry != nil {
+		if err := checkReason(c.Retry.Error); err != nil {
+			return err
+		}
+	}
+	if len(c.Publish) > 0 {
+		if err := checkRoom(t.f, c.Publish); err != nil {
+			return err
 		}
 	}
 	if err := checkAttributes(t.f.Attributes, c.Attributes); err != nil {
 		return err
 	}
 	return checkSpecs(c.Next, len(t.f.Steps)-1)
+}
+
+func checkEventSize(typ string, data []byte, items [][]byte) error {
+	if len(items) > MaxResultItems {
+		return refuse(LimitReached, "event %q has %d items, at most %d", typ, len(items), MaxResultItems)
+	}
+	size := len(data)
+	for _, it := range items {
+		size += len(it)
+	}
+	if size > MaxPayload {
+		return refuse(LimitReached, "event %q has %d bytes, at most %d", typ, size, MaxPayload)
+	}
+	return nil
 }
 
 // retry reports whether the policy grants a further attempt, and arranges it.
@@ -72,6 +85,9 @@ func (t *tx) retry(s *wire.Step, r *wire.Retry) bool {
 		return false
 	}
 	delay := backoff(p, s.Retries, r.AfterUs)
+	if delay > MaxDelayUs {
+		return false
+	}
 	at := t.e.TimeUs + delay
 	if p.TotalUs > 0 && at-s.FirstStartUs > p.TotalUs {
 		return false
@@ -105,15 +121,18 @@ func backoff(p *wire.RetryPolicy, retries uint32, after int64) int64 {
 }
 
 // applyFireTimer starts what a timer held back. A timer that is no longer
-// meant, or not yet due, changes nothing.
+// meant, or not yet due, is refused; the codes tell these two apart, since the
+// latter must be set again.
 func (t *tx) applyFireTimer(c *wire.FireTimer) error {
 	if c.Exec == 0 {
-		t.fireExpiry()
-		return nil
+		return t.fireExpiry()
 	}
 	s := stepOf(t.f, c.Exec)
-	if s == nil || s.State != wire.Step_BACKOFF || t.e.TimeUs < s.RetryAtUs {
-		return refuse(StaleAttempt, "timer of step %d of flow %q is not due", c.Exec, t.f.Id)
+	if s == nil || s.State != wire.Step_BACKOFF {
+		return refuse(StaleAttempt, "step %d of flow %q has no timer", c.Exec, t.f.Id)
+	}
+	if t.e.TimeUs < s.RetryAtUs {
+		return refuse(NotDue, "timer of step %d of flow %q is not due", c.Exec, t.f.Id)
 	}
 	t.handOutAgain(s, "retry")
 	return nil
@@ -121,21 +140,24 @@ func (t *tx) applyFireTimer(c *wire.FireTimer) error {
 
 // fireExpiry deletes a flow that was at rest for its retention, or sets the
 // timer anew.
-func (t *tx) fireExpiry() {
+func (t *tx) fireExpiry() error {
 	f := t.f
-	if f.ExpireUs == 0 || t.e.TimeUs < f.ExpireUs {
-		return
+	if f.ExpireUs == 0 {
+		return refuse(StaleAttempt, "flow %q has no retention timer", f.Id)
+	}
+	if t.e.TimeUs < f.ExpireUs {
+		return refuse(NotDue, "retention timer of flow %q is not due", f.Id)
 	}
 	due := f.UpdatedUs + f.RetentionUs
 	if IsBusy(f) {
 		due = t.e.TimeUs + f.RetentionUs
 	}
 	if due <= t.e.TimeUs {
-		t.applyDelete(&wire.DeleteFlow{Reason: "retention"})
-		return
+		return t.applyDelete(&wire.DeleteFlow{Reason: "retention"})
 	}
 	t.armExpiry(due)
 	t.keepUpdated = true // the timer is not a use of the flow
+	return nil
 }
 
 func (t *tx) armExpiry(at int64) {

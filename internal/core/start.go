@@ -12,7 +12,7 @@ const EventStarted = "flow.started"
 func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
 	if f != nil {
 		if c.RequestId != "" && f.StartRequestId == c.RequestId {
-			return Output{Flow: f, Reply: Reply{RunID: f.RunId, Duplicate: true}}, nil
+			return Output{Flow: f, Reply: Reply{RunID: f.RunId, Duplicate: true, MessageIDs: seenMessages(f, c.Publish)}}, nil
 		}
 		return Output{}, refuse(Exists, "flow %q exists already", e.FlowId)
 	}
@@ -40,17 +40,18 @@ func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) 
 }
 
 func checkStart(c *wire.StartFlow) error {
+	if err := checkName("flow type", c.Type); err != nil {
+		return err
+	}
 	switch {
-	case c.Type == "":
-		return refuse(Invalid, "flow type is missing")
 	case len(c.Steps) == 0 && len(c.Attributes) == 0:
 		return refuse(Invalid, "a flow needs a step or an attribute")
 	case len(c.RequestId) > MaxRequestID:
 		return refuse(LimitReached, "request ID has more than %d bytes", MaxRequestID)
-	case len(c.Items) > MaxResultItems:
-		return refuse(LimitReached, "history has %d items, at most %d", len(c.Items), MaxResultItems)
 	case c.RetentionUs < 0:
 		return refuse(Invalid, "retention is negative")
+	case c.RetentionUs > MaxDelayUs:
+		return refuse(LimitReached, "retention is %d microseconds, at most %d", c.RetentionUs, int64(MaxDelayUs))
 	case len(c.Publish) > MaxPending:
 		return refuse(LimitReached, "%d first messages, at most %d", len(c.Publish), MaxPending)
 	}
@@ -60,10 +61,20 @@ func checkStart(c *wire.StartFlow) error {
 	if err := checkSpecs(c.Steps, 0); err != nil {
 		return err
 	}
-	for _, p := range c.Publish {
-		if err := checkPublish(p); err != nil {
-			return err
+	if err := checkEventSize(EventStarted, nil, c.Items); err != nil {
+		return err
+	}
+	return checkRoom(&wire.Flow{}, c.Publish)
+}
+
+// seenMessages gives the IDs that the first start answered with, as far as its
+// messages had request IDs.
+func seenMessages(f *wire.Flow, ps []*wire.Publish) []string {
+	var ids []string
+	for _, p := range ps {
+		if id := seenRequest(f, p.RequestId); id != "" {
+			ids = append(ids, id)
 		}
 	}
-	return nil
+	return ids
 }

@@ -17,13 +17,31 @@ func checkSpecs(specs []*wire.StepSpec, live int) error {
 		return refuse(LimitReached, "%d live steps, at most %d", live+len(specs), MaxSteps)
 	}
 	for _, s := range specs {
+		if err := checkName("step name", s.GetName()); err != nil {
+			return err
+		}
 		switch {
-		case s.GetName() == "":
-			return refuse(Invalid, "step name is missing")
 		case len(s.Input) > MaxPayload:
 			return refuse(LimitReached, "input of step %q has %d bytes, at most %d", s.Name, len(s.Input), MaxPayload)
 		case s.Wait != nil && (s.Wait.Channel == "" || s.Wait.Count == 0 || s.Wait.Count > MaxPending):
 			return refuse(Invalid, "step %q must wait for 1 to %d messages of a named channel", s.Name, MaxPending)
+		case s.Wait != nil && len(s.Wait.Channel) > MaxName:
+			return refuse(LimitReached, "channel name of step %q has more than %d bytes", s.Name, MaxName)
+		}
+		if err := checkPolicy(s.Name, s.Retry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkPolicy(step string, p *wire.RetryPolicy) error {
+	if p == nil {
+		return nil
+	}
+	for _, us := range [...]int64{p.InitialUs, p.MaxUs, p.TotalUs} {
+		if us < 0 || us > MaxDelayUs {
+			return refuse(Invalid, "retry policy of step %q has an interval of %d microseconds, must be 0 to %d", step, us, int64(MaxDelayUs))
 		}
 	}
 	return nil
@@ -109,6 +127,9 @@ func (t *tx) removeStep(exec uint64) {
 func (t *tx) applyRedispatch(c *wire.Redispatch) error {
 	s, err := t.running(c.Exec, c.Attempt)
 	if err != nil {
+		return err
+	}
+	if err := checkReason(c.Reason); err != nil {
 		return err
 	}
 	t.handOutAgain(s, c.Reason)
