@@ -1,0 +1,219 @@
+// Package config is the one place where Perdure's settings are named,
+// described, bounded and read.
+//
+// The struct tags of Config are the single table: key names, defaults, ranges,
+// documentation, flags, environment variables, the commented default file and
+// the error messages all come from them. Tags:
+//
+//	key      name in YAML (a section, a map of named entries or a leaf)
+//	default  value when nothing sets it ("" is the zero value)
+//	min,max  inclusive range of an int, a size or a duration
+//	enum     allowed words, separated by |
+//	check    named extra check (see checks in values.go)
+//	flag     a second, shorter flag name
+//	example  value shown in the generated file for a named entry
+//	doc      one line for people
+//
+// The package never touches the outside world by itself: files come from an
+// env.FS, variables from a slice, both given to Load.
+package config
+
+import "time"
+
+// Config is one effective, checked configuration. Treat it as read-only after
+// Load; it is then safe for concurrent use.
+type Config struct {
+	Listen       string        `key:"listen" default:"127.0.0.1:8080" check:"hostport" doc:"Address of the API. Anything but loopback needs auth.keys (or insecure: true)."`
+	AdminListen  string        `key:"admin_listen" check:"hostport" doc:"Address of the admin server (pprof), which has no authentication. Empty = off."`
+	Insecure     bool          `key:"insecure" default:"false" doc:"Allow a non-loopback address without authentication."`
+	Data         string        `key:"data" default:"./data" check:"nonempty" doc:"Directory of the journal, the state and the sinks. One process at a time."`
+	Store        string        `key:"store" check:"store" doc:"Where the journal lives: empty = local segments with fdatasync in data; mem: = nothing is persisted."`
+	DrainTimeout time.Duration `key:"drain_timeout" default:"30s" min:"0s" max:"1h" doc:"On SIGTERM: how long running turns may go on before they are left to the next start."`
+	JSONLDir     string        `key:"jsonl_dir" doc:"Also write transcripts as JSONL files into this directory. Empty = off."`
+
+	Kernel    Kernel               `key:"kernel" doc:"Scheduling of turns."`
+	Limits    Limits               `key:"limits" doc:"What one client may send. Over a limit: a 4xx answer that names it."`
+	Auth      Auth                 `key:"auth" doc:"Who may call the API."`
+	Providers map[string]*Provider `key:"providers" example:"main" doc:"Model providers by name. With no agent configured, provider demo is there by itself."`
+	Tools     map[string]*Tool     `key:"tools" example:"weather" doc:"Tools by name, called as durable steps over HTTP."`
+	Agents    map[string]*Agent    `key:"agents" example:"helper" doc:"Agents by name. With none, agent demo answers on provider demo."`
+	Journal   Journal              `key:"journal" doc:"The local journal."`
+	State     State                `key:"state" doc:"The tables (Pebble)."`
+	Sink      Sink                 `key:"sink" doc:"Background writers of transcripts, events and the access log."`
+	Metrics   Metrics              `key:"metrics" doc:"Prometheus metrics at /metrics."`
+	Log       Log                  `key:"log" doc:"The server's own log, on standard error."`
+
+	origins map[string]Origin // by key path; absent = default
+	env     map[string]string // the environment given to Load, for ${NAME} and key_env
+}
+
+// Kernel bounds the scheduling of turns. Partitions is fixed when a data
+// directory is made.
+type Kernel struct {
+	Partitions               int           `key:"partitions" default:"4" min:"1" max:"256" doc:"Single-writer partitions. Fixed for the life of a data directory."`
+	MaxInFlightTurns         int           `key:"max_in_flight_turns" default:"0" min:"0" max:"1000000" doc:"Turns that run at the same time; over it: 429 with Retry-After. 0 = off."`
+	SessionTTLSecs           int           `key:"session_ttl_secs" default:"300" min:"1" max:"31536000" doc:"Seconds after which an idle session leaves memory (it stays on disk)."`
+	MaxSessionsInMemory      int           `key:"max_sessions_in_memory" default:"20000" min:"16" max:"10000000" doc:"Decoded sessions kept in memory; over it the longest idle leaves before its TTL."`
+	TurnTimeout              time.Duration `key:"turn_timeout" default:"10m" min:"1s" max:"24h" doc:"A turn that runs longer fails, visibly."`
+	MaxQueuedTurnsPerSession int           `key:"max_queued_turns_per_session" default:"16" min:"0" max:"1024" doc:"Turns waiting on one session (on_busy: enqueue); over it: 429."`
+	MaxToolRounds            int           `key:"max_tool_rounds" default:"16" min:"1" max:"1000" doc:"Model calls with tool calls in one turn before it fails."`
+	MaxToolCallsPerRound     int           `key:"max_tool_calls_per_round" default:"32" min:"1" max:"256" doc:"Tool calls taken from one model answer; the rest are answered with an error."`
+}
+
+// Limits bounds what one client may send and how long it may stall.
+type Limits struct {
+	MaxBodyBytes      ByteSize      `key:"max_body_bytes" default:"1MiB" min:"1KiB" max:"256MiB" doc:"Request body; over it: 413."`
+	MaxHeaderBytes    ByteSize      `key:"max_header_bytes" default:"32KiB" min:"4KiB" max:"1MiB" doc:"Request line and headers; over it: 431."`
+	MaxPromptBytes    ByteSize      `key:"max_prompt_bytes" default:"256KiB" min:"1" max:"64MiB" doc:"Input of one turn; over it: 413."`
+	MaxConnections    int           `key:"max_connections" default:"16384" min:"16" max:"1000000" doc:"Open client connections; more wait in the listen queue."`
+	MaxRequests       int           `key:"max_requests" default:"16384" min:"16" max:"1000000" doc:"Requests being served, open streams included; over it: 503 with Retry-After."`
+	ReadHeaderTimeout time.Duration `key:"read_header_timeout" default:"10s" min:"100ms" max:"10m" doc:"Time for a client to send its headers."`
+	ReadBodyTimeout   time.Duration `key:"read_body_timeout" default:"60s" min:"100ms" max:"1h" doc:"Time for a client to send its body."`
+	IdleTimeout       time.Duration `key:"idle_timeout" default:"2m" min:"1s" max:"24h" doc:"Keep-alive connections without a request are closed after it."`
+	StreamHeartbeat   time.Duration `key:"stream_heartbeat" default:"15s" min:"100ms" max:"10m" doc:"Comment frame on a stream that has nothing to say."`
+	StreamStall       time.Duration `key:"stream_stall" default:"30s" min:"100ms" max:"10m" doc:"A reader that takes no byte for this long is closed; it resumes from its cursor."`
+	StreamBufferBytes ByteSize      `key:"stream_buffer_bytes" default:"256KiB" min:"4KiB" max:"64MiB" doc:"Frames waiting for one slow reader; over it the reader is closed; it resumes from its cursor."`
+}
+
+// Auth lists the API keys. With none, every caller is tenant "default".
+type Auth struct {
+	Keys []*APIKey `key:"keys" doc:"API keys. Each has exactly one of key_env, key_file, sha256."`
+}
+
+// APIKey is one key and the tenant it speaks for.
+type APIKey struct {
+	Name    string `key:"name" check:"name" example:"ci" doc:"Name in logs; never the key itself."`
+	Tenant  string `key:"tenant" default:"default" check:"name" doc:"Tenant whose sessions this key sees."`
+	KeyEnv  string `key:"key_env" check:"envname" example:"PERDURE_KEY_CI" doc:"Environment variable that holds the key."`
+	KeyFile string `key:"key_file" doc:"File that holds the key."`
+	SHA256  string `key:"sha256" check:"sha256" doc:"SHA-256 of the key, 64 hex digits."`
+
+	// Digest is the SHA-256 of the key, filled in by Load.
+	Digest [32]byte
+}
+
+// Provider is one upstream that answers model calls.
+type Provider struct {
+	Type             string        `key:"type" enum:"openai|demo" example:"openai" doc:"openai = any OpenAI-compatible API; demo = built in, deterministic, no key."`
+	BaseURL          string        `key:"base_url" check:"baseurl" example:"https://api.openai.com/v1" doc:"URL in front of /chat/completions."`
+	Model            string        `key:"model" example:"gpt-4o-mini" doc:"Model for agents that name none."`
+	APIKeyEnv        string        `key:"api_key_env" check:"envname" example:"OPENAI_API_KEY" doc:"Environment variable that holds the API key."`
+	APIKeyFile       string        `key:"api_key_file" doc:"File that holds the API key (instead of api_key_env)."`
+	ConcurrencyLimit int           `key:"concurrency_limit" default:"0" min:"0" max:"1000000" doc:"Upstream calls at the same time; more wait. 0 = no limit."`
+	ConnectTimeout   time.Duration `key:"connect_timeout" default:"10s" min:"10ms" max:"5m" doc:"Time to connect."`
+	FirstByteTimeout time.Duration `key:"first_byte_timeout" default:"60s" min:"10ms" max:"1h" doc:"Time from the request to the answer's first byte."`
+	IdleTimeout      time.Duration `key:"idle_timeout" default:"60s" min:"10ms" max:"1h" doc:"Longest silence inside an answer."`
+	MaxResponseBytes ByteSize      `key:"max_response_bytes" default:"512KiB" min:"1KiB" max:"64MiB" doc:"Longest answer of one model call."`
+	Retry            Retry         `key:"retry" doc:"Retry on 429, 5xx and reset, never after text was shown."`
+
+	// APIKey is filled in by Load from api_key_env or api_key_file.
+	APIKey Secret
+}
+
+// Retry is an exponential backoff. The provider's Retry-After is honoured
+// within MaxInterval.
+type Retry struct {
+	MaxAttempts     int           `key:"max_attempts" default:"4" min:"1" max:"100" doc:"Tries in all."`
+	InitialInterval time.Duration `key:"initial_interval" default:"500ms" min:"1ms" max:"1h" doc:"Wait before the second try; doubles after."`
+	MaxInterval     time.Duration `key:"max_interval" default:"30s" min:"1ms" max:"1h" doc:"Longest wait between two tries."`
+}
+
+// Agent is one agent: a provider, a text that sets its behaviour, and tools.
+type Agent struct {
+	Provider           string   `key:"provider" check:"name" example:"main" doc:"Name under providers."`
+	Model              string   `key:"model" doc:"Model; empty = the provider's."`
+	Instructions       string   `key:"instructions" example:"You are a helpful assistant." doc:"System message."`
+	Parameters         JSON     `key:"parameters" example:"{temperature: 0.2}" doc:"Sent with each model call, as given."`
+	Tools              []string `key:"tools" example:"[weather]" doc:"Names under tools."`
+	MaxContextMessages int      `key:"max_context_messages" default:"200" min:"2" max:"100000" doc:"Newest messages sent to the model; a tool call is never cut from its result."`
+}
+
+// Tool is one function the model may call.
+type Tool struct {
+	Description string   `key:"description" example:"Weather of a city" doc:"What the tool does, for the model."`
+	Parameters  JSON     `key:"parameters" example:"{type: object, properties: {city: {type: string}}, required: [city]}" doc:"JSON Schema of the arguments."`
+	HTTP        HTTPTool `key:"http" doc:"The request made for a call. GET and DELETE send the arguments as query, the others as a JSON body."`
+}
+
+// HTTPTool is how a tool's call goes out.
+type HTTPTool struct {
+	Method           string        `key:"method" default:"POST" enum:"GET|POST|PUT|PATCH|DELETE" doc:"HTTP method."`
+	URL              string        `key:"url" check:"httpurl" example:"https://tools.example.com/weather" doc:"Address of the tool."`
+	Headers          Headers       `key:"headers" example:"{X-Team: demo}" doc:"Extra headers. ${NAME} is replaced from the environment. Never shown."`
+	Timeout          time.Duration `key:"timeout" default:"30s" min:"1ms" max:"1h" doc:"Whole call."`
+	MaxResponseBytes ByteSize      `key:"max_response_bytes" default:"256KiB" min:"1" max:"64MiB" doc:"Longest answer; a longer one is an error result."`
+	AllowHosts       []string      `key:"allow_hosts" check:"hosts" example:"[tools.example.com]" doc:"Hosts that the call and its redirects may reach. Empty = only the host of url."`
+	AllowPrivate     bool          `key:"allow_private" default:"false" doc:"Allow loopback, private and link-local addresses."`
+}
+
+// Journal tunes the local journal.
+type Journal struct {
+	SegmentBytes  ByteSize      `key:"segment_bytes" default:"16MiB" min:"64KiB" max:"4GiB" doc:"Preallocated size of a segment file."`
+	MaxBatchBytes ByteSize      `key:"max_batch_bytes" default:"1MiB" min:"4KiB" max:"64MiB" doc:"Largest batch of one sync."`
+	Linger        time.Duration `key:"linger" default:"0s" min:"0s" max:"1s" doc:"Wait for more entries before a sync. 0 = the disk's own pace groups them."`
+}
+
+// State tunes the tables.
+type State struct {
+	CacheBytes    ByteSize `key:"cache_bytes" default:"8MiB" min:"1MiB" max:"64GiB" doc:"Block cache, shared by all partitions."`
+	MemtableBytes ByteSize `key:"memtable_bytes" default:"4MiB" min:"256KiB" max:"1GiB" doc:"Memory table before a flush."`
+}
+
+// Sink bounds the background writers. They are off the request path: a full
+// queue is read again from the journal, never lost.
+type Sink struct {
+	QueueRecords  int           `key:"queue_records" default:"8192" min:"16" max:"1000000" doc:"Records waiting in memory per sink."`
+	BatchRecords  int           `key:"batch_records" default:"512" min:"1" max:"100000" doc:"Records of one write."`
+	FlushInterval time.Duration `key:"flush_interval" default:"200ms" min:"1ms" max:"1m" doc:"Longest wait before a write."`
+	Retention     time.Duration `key:"retention" default:"720h" min:"0s" max:"87600h" doc:"Age at which access log and events are removed. 0 = never."`
+	MaxBytes      ByteSize      `key:"max_bytes" default:"1GiB" min:"1MiB" max:"16384GiB" doc:"Size of access log and events at which the oldest is removed."`
+}
+
+// Metrics names the metrics.
+type Metrics struct {
+	Namespace string `key:"namespace" default:"perdure" check:"metric" doc:"First word of each metric's name."`
+}
+
+// Log sets the server's own log.
+type Log struct {
+	Level  string `key:"level" default:"info" enum:"debug|info|warn|error" flag:"log-level" doc:"Least level that is written."`
+	Format string `key:"format" default:"text" enum:"text|json" flag:"log-format" doc:"Form of a line."`
+}
+
+// ByteSize is a number of bytes, written 65536, 64KiB, 1MiB or 1GiB.
+type ByteSize int64
+
+// JSON is a free-form YAML mapping, kept as compact JSON in the order of the
+// file. Nil when not set.
+type JSON []byte
+
+// Headers are HTTP headers whose values may hold secrets.
+type Headers map[string]Secret
+
+// Secret is a value that never prints. Use Reveal where it is sent.
+type Secret struct{ value string }
+
+// NewSecret wraps a value.
+func NewSecret(v string) Secret { return Secret{v} }
+
+// Reveal returns the value; only for putting it on the wire.
+func (s Secret) Reveal() string { return s.value }
+
+// IsSet reports whether there is a value.
+func (s Secret) IsSet() bool { return s.value != "" }
+
+const redacted = "[redacted]"
+
+// String hides the value.
+func (s Secret) String() string {
+	if s.value == "" {
+		return ""
+	}
+	return redacted
+}
+
+// GoString hides the value from %#v.
+func (s Secret) GoString() string { return s.String() }
+
+// MarshalText hides the value from JSON, YAML and slog.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
