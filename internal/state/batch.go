@@ -1,0 +1,285 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// Bounds of the writer's own rows.
+const (
+	MaxMetaKey   = 1 << 10
+	MaxMetaValue = 1 << 20
+)
+
+// knownOpen bounds the memory of which flows have an index row.
+const knownOpen = 4096
+
+// outboxWipe is how many trimmed outbox rows are gathered before a range
+// deletion: many small ones would cost every read of the outbox.
+const outboxWipe = 256
+
+// Batch gathers rows of one or more entries, to become visible and durable
+// together. It is used by one goroutine. Rows are encoded when they are put:
+// the caller may change its values afterwards. The first bad row spoils the
+// batch: Commit then writes nothing and gives the reason.
+type Batch struct {
+	d     *DB
+	b     *pebble.Batch
+	err   error
+	marks []mark // changes of the open index, in order
+	rows  uint64 // outbox rows
+	first pos    // lowest event
+	last  pos    // highest event
+	key   []byte
+}
+
+type mark struct {
+	id   string
+	open bool
+}
+
+// NewBatch gives an empty batch; Close gives it back.
+func (d *DB) NewBatch() *Batch {
+	b := batchPool.Get().(*Batch)
+	b.d, b.b = d, d.db.NewBatch()
+	return b
+}
+
+// Close gives the batch back for use by others; rows not committed are gone.
+func (b *Batch) Close() {
+	b.clear()
+	_ = b.b.Close() // only fails when closed twice
+	b.d, b.b = nil, nil
+	batchPool.Put(b)
+}
+
+// Reset makes the batch empty.
+func (b *Batch) Reset() {
+	b.clear()
+	b.b.Reset()
+}
+
+func (b *Batch) clear() {
+	clear(b.marks)
+	b.marks = b.marks[:0]
+	b.err, b.rows, b.first, b.last = nil, 0, pos{}, pos{}
+}
+
+// Len is the number of bytes gathered.
+func (b *Batch) Len() int { return b.b.Len() }
+
+func (b *Batch) fail(err error) bool {
+	if err != nil && b.err == nil {
+		b.err = err
+	}
+	return b.err != nil
+}
+
+// encoder is what vtprotobuf gives every message.
+type encoder interface {
+	SizeVT() int
+	MarshalToSizedBufferVT([]byte) (int, error)
+}
+
+// put encodes m straight into the batch.
+func (b *Batch) put(key []byte, m encoder) {
+	op := b.b.SetDeferred(len(key), m.SizeVT())
+	copy(op.Key, key)
+	if n, err := m.MarshalToSizedBufferVT(op.Value); err != nil || n != len(op.Value) {
+		b.fail(fmt.Errorf("state: encode row: %d of %d bytes, %w", n, len(op.Value), err))
+	}
+	b.fail(op.Finish())
+}
+
+// PutFlow writes a flow and keeps the index of open flows.
+func (b *Batch) PutFlow(f *wire.Flow) {
+	if b.fail(CheckFlowID(f.GetId())) {
+		return
+	}
+	b.key = appendIDKey(b.key[:0], tableFlow, f.Id)
+	b.put(b.key, f)
+	b.marks = append(b.marks, mark{f.Id, core.HasOutstanding(f)})
+}
+
+// PutEvent writes one event of a flow. Its LSN must be above the LSN the
+// tables are at when the batch is committed, and not above the batch's own.
+func (b *Batch) PutEvent(flowID string, e *wire.Event) {
+	if b.fail(CheckFlowID(flowID)) {
+		return
+	}
+	p := pos{e.Lsn, e.N}
+	b.key = appendEventKey(b.key[:0], flowID, p)
+	b.put(b.key, e)
+	if b.first == (pos{}) || p.less(b.first) {
+		b.first = p
+	}
+	if b.last.less(p) {
+		b.last = p
+	}
+	if b.d.o.Outbox {
+		b.key = appendOutboxKey(b.key[:0], p)
+		b.fail(b.b.Set(b.key, []byte(flowID), nil))
+		b.rows++
+	}
+}
+
+// DeleteFlow deletes a flow, its index rows and all its events, those put into
+// this batch before included. Outbox rows stay, so that sinks move on.
+func (b *Batch) DeleteFlow(id string) {
+	if b.fail(CheckFlowID(id)) {
+		return
+	}
+	b.key = appendIDKey(b.key[:0], tableFlow, id)
+	b.fail(b.b.Delete(b.key, nil))
+	b.fail(b.b.DeleteRange(appendEventsKey(nil, id), afterEvents(nil, id), nil))
+	b.marks = append(b.marks, mark{id, false})
+}
+
+// PutMeta writes one of the writer's own small rows; a nil value deletes it.
+// These rows are not part of Hash.
+func (b *Batch) PutMeta(key string, value []byte) {
+	if key == "" || len(key) > MaxMetaKey || len(value) > MaxMetaValue {
+		b.fail(fmt.Errorf("state: meta row %q: key of %d bytes, at most %d; value of %d bytes, at most %d",
+			clip([]byte(key)), len(key), MaxMetaKey, len(value), MaxMetaValue))
+		return
+	}
+	b.key = append(append(b.key[:0], tableMeta), key...)
+	if value == nil {
+		b.fail(b.b.Delete(b.key, nil))
+		return
+	}
+	b.fail(b.b.Set(b.key, value, nil))
+}
+
+// Commit makes all rows visible at once and brings the tables to appliedLSN,
+// which may not be lower than before. The batch is empty afterwards and can be
+// used again. Nothing is durable before FlushedLSN says so. After an error
+// nothing was written.
+func (b *Batch) Commit(appliedLSN uint64) error {
+	defer b.Reset()
+	if b.err != nil {
+		return b.err
+	}
+	d := b.d
+	if !d.gate.enter() {
+		return ErrClosed
+	}
+	defer d.gate.leave()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := b.checkOrder(d.prog.applied, appliedLSN); err != nil {
+		return err
+	}
+	b.writeMarks()
+	next := d.prog
+	next.applied = appliedLSN
+	next.outbox += b.rows
+	wiped := b.wipeOutbox(next)
+	b.writeProgress(next)
+	if b.err == nil {
+		b.err = d.apply(b.b)
+	}
+	if b.err != nil {
+		clear(d.known) // unsure: the next marks are written blindly
+		return b.err
+	}
+	d.prog = next
+	if wiped {
+		d.wiped, d.owed = next.trimmed, 0
+	}
+	return nil
+}
+
+// checkOrder keeps the tables a prefix of the journal: an entry applied twice
+// or out of order is a defect of the caller that must not reach the rows.
+func (b *Batch) checkOrder(from, to uint64) error {
+	if to < from {
+		return fmt.Errorf("state: commit of LSN %d, tables are at %d already", to, from)
+	}
+	if b.first != (pos{}) && (b.first.lsn <= from || b.last.lsn > to) {
+		return fmt.Errorf("state: events of LSN %d to %d in a batch that leads from %d to %d", b.first.lsn, b.last.lsn, from, to)
+	}
+	return nil
+}
+
+// writeMarks turns marks into index rows, but for those known to be there.
+func (b *Batch) writeMarks() {
+	known := b.d.known
+	for _, m := range b.marks {
+		if open, ok := known[m.id]; ok && open == m.open {
+			continue
+		}
+		if len(known) >= knownOpen {
+			clear(known)
+		}
+		known[m.id] = m.open
+		b.key = appendIDKey(b.key[:0], tableOpen, m.id)
+		if m.open {
+			b.fail(b.b.Set(b.key, nil, nil))
+		} else {
+			b.fail(b.b.Delete(b.key, nil))
+		}
+	}
+}
+
+// wipeOutbox deletes trimmed outbox rows once there are enough of them.
+func (b *Batch) wipeOutbox(p progress) bool {
+	if b.d.owed < outboxWipe {
+		return false
+	}
+	end, ok := p.trimmed.next()
+	if !ok {
+		return false
+	}
+	start := appendOutboxKey(nil, b.d.wiped)
+	b.fail(b.b.DeleteRange(start, appendOutboxKey(nil, end), nil))
+	return true
+}
+
+func (b *Batch) writeProgress(p progress) {
+	op := b.b.SetDeferred(1, progressBytes)
+	op.Key[0] = tableProgress
+	p.encode(op.Value)
+	b.fail(op.Finish())
+}
+
+// rowOverhead is what a row costs in a memtable besides its bytes, at most.
+const rowOverhead = 256
+
+// apply hands a batch to Pebble. In manual mode it flushes before Pebble would
+// do so in the background. The caller holds d.mu.
+func (d *DB) apply(b *pebble.Batch) error {
+	const limit = 224 << 10 // Pebble's first memtable has 256 KiB
+	size := int64(b.Len()) + int64(b.Count())*rowOverhead
+	if d.o.Manual && d.used > 0 && d.used+size > limit {
+		if err := d.flushLocked(); err != nil {
+			return err
+		}
+	}
+	if err := commit(b); err != nil {
+		return fmt.Errorf("state: write to tables in %q: %w", d.dir, err)
+	}
+	d.used += size
+	if d.o.Manual && size > limit {
+		return d.flushLocked()
+	}
+	return nil
+}
+
+func commit(b *pebble.Batch) (err error) {
+	// Pebble panics with an error when a batch is over its bound of 4 GiB.
+	defer func() {
+		if r := recover(); r != nil {
+			rerr, ok := r.(error)
+			if !ok || !errors.Is(rerr, pebble.ErrBatchTooLarge) {
+				panic(r)
+			}
+			err = rerr
+		}
+	}()
+	return b.Commit(pebble.NoSync)
+}

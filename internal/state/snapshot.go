@@ -1,0 +1,5 @@
+package state
+
+type snapshotter struct{}
+
+func checkpointDir(dir string) string { return dir + ".checkpoint" }
