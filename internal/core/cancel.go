@@ -47,7 +47,7 @@ func (t *tx) cancelSteps(scope, reason string) int {
 		}
 		switch s.State {
 		case wire.Step_STARTED:
-			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt)})
+			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: reason})
 		case wire.Step_BACKOFF:
 			t.handOutAgain(s, reason)
 		}
@@ -97,7 +97,7 @@ func (t *tx) applyDelete(c *wire.DeleteFlow) error {
 	}
 	for _, s := range t.f.Steps {
 		if s.State == wire.Step_STARTED {
-			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt)})
+			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: "deleted"})
 		}
 	}
 	t.event(&wire.Event{Type: EventDeleted, Data: []byte(c.Reason)})

@@ -2,6 +2,19 @@ package core
 
 import "github.com/perdure-dev/perdure/internal/wire"
 
+// Cursor is the place of an event in a partition's order; the zero one is
+// before all.
+type Cursor struct {
+	LSN uint64
+	N   uint32
+}
+
+// Before reports whether ev comes after c.
+func (c Cursor) Before(ev *wire.Event) bool { return ev.Lsn > c.LSN || ev.Lsn == c.LSN && ev.N > c.N }
+
+// CursorOf gives the place of ev.
+func CursorOf(ev *wire.Event) Cursor { return Cursor{LSN: ev.Lsn, N: ev.N} }
+
 // EffectKind says what the world is asked to do.
 type EffectKind uint8
 
@@ -35,6 +48,7 @@ type Effect struct {
 	Exec    uint64
 	Attempt Attempt
 	AtUs    int64
+	Reason  string // CancelAttempt
 	Task    *Task
 }
 
@@ -55,8 +69,8 @@ type Task struct {
 	Attributes []*wire.Attribute
 	Cancel     bool // the work was cancelled before this attempt began
 	Reason     string
-	Prefetch   bool        // may run before its start is committed
-	Before     wire.Cursor // the flow's last event when the attempt was made, its own start included
+	Prefetch   bool   // may run before its start is committed
+	Before     Cursor // the flow's last event when the attempt was made, its own start included
 }
 
 // Key is the idempotency key handed outward: the same for each attempt of the
@@ -100,7 +114,7 @@ func dispatch(f *wire.Flow, s *wire.Step) Effect {
 		Prefetch: s.Spec.Prefetch,
 	}
 	if f.LastEvent != nil {
-		t.Before = wire.Cursor{Lsn: f.LastEvent.Lsn, N: f.LastEvent.N}
+		t.Before = Cursor{LSN: f.LastEvent.Lsn, N: f.LastEvent.N}
 	}
 	return Effect{Kind: Dispatch, FlowID: f.Id, Exec: s.Exec, Attempt: t.Attempt, Task: t}
 }

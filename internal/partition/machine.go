@@ -1,0 +1,343 @@
+// Package partition is the single writer of one share of the flows. A command
+// is applied on an in-memory overlay at once, so that the next one sees it;
+// whatever leaves the partition waits until its entry is committed. The tables
+// receive only committed entries.
+//
+// Machine is the whole logic on one goroutine, without goroutines of its own:
+// the production Runner and the simulator drive the same one.
+package partition
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/state"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// Errors that a proposer may get besides a core.Error.
+var (
+	// ErrLost: the commit failed or the ownership ended. Whether the command
+	// took effect is unknown; ask again with the same request ID.
+	ErrLost = errors.New("partition lost its journal; the outcome is unknown")
+	// ErrOverloaded: the queue of proposals is full; nothing was done.
+	ErrOverloaded = errors.New("partition has too many proposals waiting")
+	// ErrStopped: the partition is shutting down; nothing was done.
+	ErrStopped = errors.New("partition is stopped")
+)
+
+// Executor runs effects. Its methods are called on the partition's goroutine
+// and must not block.
+type Executor interface {
+	// Dispatch hands out an attempt. When w.Committed is false the start is not
+	// durable yet; Commit follows, or Abort.
+	Dispatch(w *Work)
+	// Commit says that the start of an attempt dispatched early is durable.
+	Commit(w *Work)
+	// Cancel asks a running attempt to end early with a result of its own.
+	Cancel(flowID string, exec uint64, attempt core.Attempt, reason string)
+	// Abort ends everything: the ownership is lost, no result is wanted.
+	Abort()
+}
+
+// Observer is told of committed events, in order, on the partition's goroutine.
+type Observer interface {
+	Publish(flowID string, events []*wire.Event)
+}
+
+// Config makes a Machine.
+type Config struct {
+	ID       int
+	Epoch    uint64
+	Nonce    uint64 // names this writer in its frames
+	Env      env.Env
+	Tables   *state.DB
+	Log      *journal.Log
+	Executor Executor
+	Observer Observer
+
+	MaxBatchBytes   int   // a frame's body; default 1 MiB
+	MaxBatchEntries int   // default 4096
+	MaxHotFlows     int   // decoded flows kept in memory; default 100,000
+	MaxTailBytes    int   // events of a flow kept decoded; default 256 KiB
+	IdleUs          int64 // a flow not used this long leaves memory; default 300 s
+}
+
+func (c *Config) setDefaults() {
+	setDefault(&c.MaxBatchBytes, 1<<20)
+	setDefault(&c.MaxBatchEntries, 4096)
+	setDefault(&c.MaxHotFlows, 100_000)
+	setDefault(&c.MaxTailBytes, 256<<10)
+	setDefault(&c.IdleUs, 300_000_000)
+}
+
+func setDefault[T int | int64](v *T, def T) {
+	if *v == 0 {
+		*v = def
+	}
+}
+
+// Machine is one partition. All methods must be called from one goroutine.
+type Machine struct {
+	cfg       Config
+	hot       hotSet
+	nextLSN   uint64
+	nextSeq   uint64
+	committed uint64 // LSN
+	lastUs    int64
+	building  *batch
+	inflight  []*batch // oldest first
+	timers    timerHeap
+	err       error // why the ownership ended
+	stats     Stats
+}
+
+// Stats counts since the machine was made.
+type Stats struct {
+	Proposals, Entries, Refused, Batches, Bytes uint64
+	Dispatched, Prefetched                      uint64
+}
+
+// Proposal asks for one command. Entry holds the flow ID and the command; the
+// machine stamps the rest.
+type Proposal struct {
+	Entry *wire.Entry
+	// Reply is called once, on the partition's goroutine, when the outcome is
+	// durable; it must not block. May be nil.
+	Reply func(core.Reply, error)
+}
+
+// Propose applies a command on the overlay.
+func (m *Machine) Propose(p Proposal) {
+	m.stats.Proposals++
+	if m.err != nil {
+		p.answer(core.Reply{}, m.err)
+		return
+	}
+	h, err := m.load(p.Entry.FlowId)
+	if err != nil {
+		m.fail(err)
+		p.answer(core.Reply{}, m.err)
+		return
+	}
+	e := p.Entry
+	e.Version, e.Lsn, e.Epoch = core.EntryVersion, m.nextLSN, m.cfg.Epoch
+	e.Seed, e.TimeUs = m.cfg.Env.Rand.Uint64(), m.now()
+	out, err := core.Apply(h.flow, e)
+	if err != nil || !out.Changed {
+		if err != nil {
+			m.stats.Refused++
+		}
+		m.atGate(h.lastLSN, func() { p.answer(out.Reply, err) }, p.Reply)
+		m.forget(h)
+		return
+	}
+	if err := m.append(h, e, out, p); err != nil {
+		m.fail(err)
+		p.answer(core.Reply{}, m.err)
+	}
+}
+
+func (p Proposal) answer(r core.Reply, err error) {
+	if p.Reply != nil {
+		p.Reply(r, err)
+	}
+}
+
+// now is the wall clock, kept from going back.
+func (m *Machine) now() int64 {
+	m.lastUs = max(m.lastUs, m.cfg.Env.Clock.Now().UnixMicro())
+	return m.lastUs
+}
+
+// append takes an accepted entry into the batch that is being built.
+func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal) error {
+	b := m.building
+	if b == nil {
+		b = newBatch(m.nextLSN)
+		m.building = b
+	}
+	if err := b.add(e); err != nil {
+		return err
+	}
+	m.nextLSN++
+	m.stats.Entries++
+	m.changed(h, e.Lsn, out)
+	b.touch(h)
+	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
+	return nil
+}
+
+// takeEffects turns dispatches into work and starts those that may begin
+// before their commit.
+func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
+	if len(effects) == 0 {
+		return nil
+	}
+	out := make([]effect, len(effects))
+	for i, ef := range effects {
+		out[i].Effect = ef
+		if ef.Kind != core.Dispatch {
+			continue
+		}
+		out[i].work = m.work(h, ef.Task)
+		m.stats.Dispatched++
+		if ef.Task.Prefetch {
+			m.stats.Prefetched++
+			out[i].early = true
+			m.cfg.Executor.Dispatch(out[i].work)
+		}
+	}
+	return out
+}
+
+// Read calls fn with a copy of the flow (nil if there is none), when what it
+// shows is durable.
+func (m *Machine) Read(flowID string, fn func(*wire.Flow, error)) {
+	if m.err != nil {
+		fn(nil, m.err)
+		return
+	}
+	h, err := m.load(flowID)
+	if err != nil {
+		m.fail(err)
+		fn(nil, m.err)
+		return
+	}
+	var f *wire.Flow
+	if h.flow != nil {
+		f = h.flow.CloneVT()
+	}
+	m.atGate(h.lastLSN, func() { fn(f, nil) }, func(_ core.Reply, err error) { fn(nil, err) })
+	m.forget(h)
+}
+
+// atGate runs fn when lsn is committed; lost is called instead when it never is.
+func (m *Machine) atGate(lsn uint64, fn func(), lost func(core.Reply, error)) {
+	if lsn <= m.committed {
+		fn()
+		return
+	}
+	b := m.building
+	for _, in := range m.inflight {
+		if lsn <= in.lastLSN() {
+			b = in
+			break
+		}
+	}
+	b.gates = append(b.gates, gate{lsn: lsn, run: fn, answer: lost})
+}
+
+// Full reports whether the batch being built is at its bound: Seal it first.
+func (m *Machine) Full() bool {
+	b := m.building
+	return b != nil && (len(b.body) >= m.cfg.MaxBatchBytes || b.count >= uint32(m.cfg.MaxBatchEntries))
+}
+
+// InFlight counts sealed batches that are not committed.
+func (m *Machine) InFlight() int { return len(m.inflight) }
+
+// Seal closes the batch being built and gives its frame; ok is false when
+// there is nothing to commit. Append the frames to the journal in order and
+// call Committed for each, or Fail.
+func (m *Machine) Seal() (f journal.Frame, ok bool) {
+	b := m.building
+	if b == nil || m.err != nil || b.count == 0 {
+		return journal.Frame{}, false
+	}
+	m.building = nil
+	b.rows = m.cfg.Tables.NewBatch()
+	b.encodeRows()
+	f = journal.Frame{Epoch: m.cfg.Epoch, Nonce: m.cfg.Nonce, Seq: m.nextSeq, FirstLSN: b.firstLSN, Count: b.count, Body: b.body}
+	m.nextSeq++
+	m.inflight = append(m.inflight, b)
+	m.stats.Batches++
+	m.stats.Bytes += uint64(len(b.body))
+	return f, true
+}
+
+// Committed opens the gates of the oldest batch in flight and writes its rows.
+func (m *Machine) Committed() {
+	if m.err != nil || len(m.inflight) == 0 {
+		return
+	}
+	b := m.inflight[0]
+	m.inflight = m.inflight[1:]
+	m.committed = b.lastLSN()
+	for i := range b.gates {
+		m.open(&b.gates[i])
+	}
+	if err := b.rows.Commit(m.committed); err != nil {
+		m.fail(fmt.Errorf("write tables: %w", err))
+		return
+	}
+	b.untouch(m)
+}
+
+func (m *Machine) open(g *gate) {
+	if g.run != nil {
+		g.run()
+		return
+	}
+	for i := range g.effects {
+		m.release(&g.effects[i])
+	}
+	if len(g.events) > 0 {
+		m.cfg.Observer.Publish(g.flowID, g.events)
+	}
+	if g.answer != nil {
+		g.answer(g.reply, nil)
+	}
+}
+
+func (m *Machine) release(ef *effect) {
+	switch ef.Kind {
+	case core.Dispatch:
+		ef.work.committed.Store(true)
+		if ef.early {
+			m.cfg.Executor.Commit(ef.work)
+		} else {
+			m.cfg.Executor.Dispatch(ef.work)
+		}
+	case core.CancelAttempt:
+		m.cfg.Executor.Cancel(ef.FlowID, ef.Exec, ef.Attempt, ef.Reason)
+	case core.SetTimer:
+		m.timers.add(ef.AtUs, ef.FlowID, ef.Exec)
+	}
+}
+
+// Fail ends the ownership: the journal refused a frame. Everything that waits
+// is answered with ErrLost.
+func (m *Machine) Fail(err error) { m.fail(err) }
+
+func (m *Machine) fail(err error) {
+	if m.err != nil {
+		return
+	}
+	m.err = fmt.Errorf("%w: partition %d: %w", ErrLost, m.cfg.ID, err)
+	m.cfg.Executor.Abort()
+	all := m.inflight
+	if m.building != nil {
+		all = append(all, m.building)
+	}
+	m.inflight, m.building = nil, nil
+	for _, b := range all {
+		for _, g := range b.gates {
+			if g.answer != nil {
+				g.answer(core.Reply{}, m.err)
+			}
+		}
+	}
+}
+
+// Err says why the ownership ended, or nil.
+func (m *Machine) Err() error { return m.err }
+
+// Stats gives the counters.
+func (m *Machine) Stats() Stats { return m.stats }
+
+// CommittedLSN is the newest committed entry.
+func (m *Machine) CommittedLSN() uint64 { return m.committed }

@@ -1,0 +1,127 @@
+package partition
+
+import (
+	"fmt"
+
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// Recovery says what Open found.
+type Recovery struct {
+	Frames, Entries uint64
+	OpenFlows       int
+	Redispatched    int
+	Timers          int
+}
+
+// Open makes a Machine: it replays the journal's frames that the tables lack,
+// takes up the timers, and proposes each started step again as a new attempt,
+// since the worker that had it is gone. Drive the machine afterwards to commit
+// those.
+func Open(cfg Config) (*Machine, Recovery, error) {
+	cfg.setDefaults()
+	m := &Machine{cfg: cfg}
+	m.hot.byID = map[string]*hotFlow{}
+	m.committed = cfg.Tables.AppliedLSN()
+	m.nextLSN = m.committed + 1
+	var rec Recovery
+	if err := cfg.Log.Replay(m.nextLSN, func(f journal.Frame) error { return m.replay(f, &rec) }); err != nil {
+		return nil, rec, fmt.Errorf("partition %d: replay journal: %w", cfg.ID, err)
+	}
+	m.nextSeq = cfg.Log.NextSeq()
+	if err := m.takeUp(&rec); err != nil {
+		return nil, rec, fmt.Errorf("partition %d: %w", cfg.ID, err)
+	}
+	return m, rec, nil
+}
+
+// replay applies one frame by the way of the living: same Apply, same rows.
+// Effects are dropped; what is not finished is Outstanding afterwards.
+func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
+	if f.Epoch > m.cfg.Epoch {
+		return fmt.Errorf("frame %d is of epoch %d, newer than this owner's %d", f.Seq, f.Epoch, m.cfg.Epoch)
+	}
+	if f.FirstLSN > m.nextLSN {
+		return fmt.Errorf("the journal goes on at entry %d but the tables end at %d: restore the newest snapshot first", f.FirstLSN, m.nextLSN-1)
+	}
+	b := newBatch(m.nextLSN)
+	lsn := f.FirstLSN
+	for raw, err := range journal.Entries(f.Body) {
+		if err != nil {
+			return err
+		}
+		if lsn >= m.nextLSN {
+			if err := m.replayEntry(b, raw, lsn); err != nil {
+				return err
+			}
+			m.nextLSN = lsn + 1
+			rec.Entries++
+		}
+		lsn++
+	}
+	rec.Frames++
+	if b.count == 0 {
+		return nil
+	}
+	b.rows = m.cfg.Tables.NewBatch()
+	b.encodeRows()
+	m.committed = b.lastLSN()
+	if err := b.rows.Commit(m.committed); err != nil {
+		return fmt.Errorf("write tables: %w", err)
+	}
+	b.untouch(m)
+	return nil
+}
+
+func (m *Machine) replayEntry(b *batch, raw []byte, lsn uint64) error {
+	e := &wire.Entry{}
+	if err := e.UnmarshalVT(raw); err != nil {
+		return fmt.Errorf("entry %d: %w", lsn, err)
+	}
+	if e.Lsn != lsn {
+		return fmt.Errorf("entry at %d calls itself %d", lsn, e.Lsn)
+	}
+	h, err := m.load(e.FlowId)
+	if err != nil {
+		return err
+	}
+	out, err := core.Apply(h.flow, e)
+	if err != nil {
+		return fmt.Errorf("entry %d was accepted once and is refused now: %w", lsn, err)
+	}
+	m.lastUs = max(m.lastUs, e.TimeUs)
+	m.changed(h, lsn, out)
+	b.count++
+	b.touch(h)
+	b.gates = append(b.gates, gate{lsn: lsn, hot: h, flowID: e.FlowId, events: out.Events})
+	return nil
+}
+
+// takeUp starts from what is outstanding, by state alone.
+func (m *Machine) takeUp(rec *Recovery) error {
+	var again []*wire.Entry
+	err := m.cfg.Tables.OpenFlows(func(f *wire.Flow) error {
+		rec.OpenFlows++
+		for _, ef := range core.Outstanding(f) {
+			switch ef.Kind {
+			case core.SetTimer:
+				rec.Timers++
+				m.timers.add(ef.AtUs, ef.FlowID, ef.Exec)
+			case core.Dispatch:
+				rec.Redispatched++
+				again = append(again, &wire.Entry{FlowId: ef.FlowID, Command: &wire.Entry_Redispatch{Redispatch: &wire.Redispatch{
+					Exec: ef.Exec, Attempt: ef.Attempt.Wire(), Reason: "the server restarted"}}})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read open flows: %w", err)
+	}
+	for _, e := range again {
+		m.Propose(Proposal{Entry: e})
+	}
+	return m.err
+}
