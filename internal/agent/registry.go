@@ -252,3 +252,6 @@ func (r *Registry) List(tenant string) []*Agent {
 	sort.Slice(out, func(i, j int) bool { return out[i].Def.Name < out[j].Def.Name })
 	return out
 }
+
+// FirstStep is where a session of this agent begins: at rest.
+func (a *Agent) FirstStep() *wire.StepSpec { return TurnStep(a.provider.Retry) }

@@ -270,7 +270,9 @@ func (m *Machine) Committed() {
 	for i := range b.gates {
 		m.open(&b.gates[i])
 	}
-	if err := b.rows.Commit(m.committed); err != nil {
+	err := b.rows.Commit(m.committed)
+	b.rows.Close()
+	if err != nil {
 		m.fail(fmt.Errorf("write tables: %w", err))
 		return
 	}

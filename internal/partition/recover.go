@@ -68,7 +68,9 @@ func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
 	b.rows = m.cfg.Tables.NewBatch()
 	b.encodeRows()
 	m.committed = b.lastLSN()
-	if err := b.rows.Commit(m.committed); err != nil {
+	err := b.rows.Commit(m.committed)
+	b.rows.Close()
+	if err != nil {
 		return fmt.Errorf("write tables: %w", err)
 	}
 	b.untouch(m)

@@ -8,6 +8,7 @@ import (
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/state"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -175,6 +176,10 @@ func (r *Runner) put(ctx context.Context, q request) error {
 		return context.Cause(ctx)
 	}
 }
+
+// Tables gives the partition's tables, for reads that may lag behind what is
+// committed by one batch (see Do).
+func (r *Runner) Tables() *state.DB { return r.m.cfg.Tables }
 
 // Waiting counts the requests in the queue.
 func (r *Runner) Waiting() int { return len(r.in) }
