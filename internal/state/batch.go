@@ -121,8 +121,11 @@ func (b *Batch) PutEvent(flowID string, e *wire.Event) {
 		b.last = p
 	}
 	if b.d.o.Outbox {
-		b.key = appendOutboxKey(b.key[:0], p)
-		b.fail(b.b.Set(b.key, []byte(flowID), nil))
+		op := b.b.SetDeferred(1+cursorBytes, len(flowID))
+		op.Key[0] = tableOutbox
+		putPos(op.Key[1:], p)
+		copy(op.Value, flowID)
+		b.fail(op.Finish())
 		b.rows++
 	}
 }
@@ -187,7 +190,7 @@ func (b *Batch) Commit(appliedLSN uint64) error {
 		clear(d.known) // unsure: the next marks are written blindly
 		return b.err
 	}
-	d.prog = next
+	d.prog, d.moved = next, false
 	if wiped {
 		d.wiped, d.owed = next.trimmed, 0
 	}

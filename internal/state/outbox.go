@@ -74,7 +74,7 @@ func (d *DB) TrimOutbox(lsn uint64, n uint32) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.prog.trimmed = to
+	d.prog.trimmed, d.moved = to, true
 	d.prog.outbox -= min(rows, d.prog.outbox)
 	d.owed += rows
 	return nil

@@ -12,6 +12,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -41,6 +42,7 @@ type DB struct {
 	prog  progress   // what the newest progress row says
 	wiped pos        // outbox rows up to here were range-deleted
 	owed  uint64     // rows between wiped and prog.trimmed
+	moved bool       // prog.trimmed is ahead of the newest progress row
 	known map[string]bool
 	used  int64 // Manual: estimate of bytes in the memtable
 
@@ -102,7 +104,8 @@ func (d *DB) load() error {
 
 // openError tells damage from the other reasons why a folder does not open.
 func (d *DB) openError(err error) error {
-	damaged := errors.Is(err, ErrDamaged) || pebble.IsCorruptionError(err) || missingFile(d.o.FS, d.dir, err)
+	damaged := errors.Is(err, ErrDamaged) || pebble.IsCorruptionError(err) || missingFile(d.o.FS, d.dir, err) ||
+		strings.Contains(err.Error(), "object size mismatch") // Pebble gives a cut table file no mark
 	if !damaged {
 		return fmt.Errorf("state: open tables in %q: %w", d.dir, err)
 	}
@@ -191,6 +194,17 @@ func (d *DB) Flush() error {
 	defer d.gate.leave()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.moved { // so that an orderly stop does not show sinks events again
+		b := d.NewBatch()
+		defer b.Close()
+		if b.writeProgress(d.prog); b.err != nil {
+			return b.err
+		}
+		if err := d.apply(b.b); err != nil {
+			return err
+		}
+		d.moved = false
+	}
 	return d.flushLocked()
 }
 
