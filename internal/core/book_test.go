@@ -13,8 +13,8 @@ import (
 
 // book drives one flow ID and keeps, from the outside, what the promises of the
 // core say must hold after each entry: it never looks at how Apply came to its
-// answer. Every message's payload is "channel/number", the numbers growing with
-// each acceptance, so that order and single use can be read off the payloads.
+// answer. Every message's payload begins with "channel/number", the numbers growing
+// with each proposal, so that order and single use can be read off the payloads.
 type book struct {
 	f     *wire.Flow
 	epoch uint64
@@ -184,7 +184,8 @@ func restarted(ev *wire.Event) bool {
 }
 
 func splitPayload(p []byte) (string, int) {
-	ch, num, _ := strings.Cut(string(p), "/")
+	head, _, _ := strings.Cut(string(p), " ")
+	ch, num, _ := strings.Cut(head, "/")
 	n, _ := strconv.Atoi(num)
 	return ch, n
 }
