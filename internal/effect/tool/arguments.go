@@ -78,7 +78,7 @@ func explain(ve *jsonschema.ValidationError) string {
 }
 
 // decodeJSON decodes exactly one JSON value with numbers kept as written. It
-// bounds depth, and the size of numbers: the validator computes with exact
+// bounds depth, count, and the size of numbers: the validator computes with exact
 // fractions, where 1e999999 is a million digits. Errors continue a sentence
 // that begins with what the text is.
 func decodeJSON(text []byte, maxDepth int) (any, error) {
@@ -104,7 +104,8 @@ func decodeJSON(text []byte, maxDepth int) (any, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("is not valid JSON: something follows the first value")
 	}
-	return v, checkNumbers(v)
+	left := MaxArgumentValues
+	return v, checkValues(v, &left)
 }
 
 // nesting is the deepest level of brackets outside strings.
@@ -127,17 +128,23 @@ func nesting(text []byte) int {
 	return deepest
 }
 
-func checkNumbers(v any) error {
+// checkValues bounds how many values v holds, and each number. Validation
+// takes microseconds for a value, and far more for one that is wrong in
+// several ways, so bytes alone are too weak a bound.
+func checkValues(v any, left *int) error {
+	if *left--; *left < 0 {
+		return fmt.Errorf("holds more than %d values", MaxArgumentValues)
+	}
 	switch v := v.(type) {
 	case map[string]any:
 		for _, e := range v {
-			if err := checkNumbers(e); err != nil {
+			if err := checkValues(e, left); err != nil {
 				return err
 			}
 		}
 	case []any:
 		for _, e := range v {
-			if err := checkNumbers(e); err != nil {
+			if err := checkValues(e, left); err != nil {
 				return err
 			}
 		}

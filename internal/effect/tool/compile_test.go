@@ -3,6 +3,8 @@ package tool
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +123,16 @@ func TestCompileRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The compiler itself has no way out, even where the walk would miss one.
+func TestCompilerLoadsNothing(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "s.json")
+	if err := os.WriteFile(file, []byte(`{}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := compileSchema(map[string]any{"$ref": "file://" + file})
+	wantError(t, err, "parameters", "never loaded")
 }
 
 // multiplying is a schema of n definitions, each with two of the one before.

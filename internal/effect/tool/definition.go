@@ -34,7 +34,8 @@ const (
 	MaxArgumentDepth        = 64
 	MaxIdempotencyKeyBytes  = 255
 	DefaultArgumentBytes    = 256 << 10
-	MaxArgumentBytes        = 4 << 20
+	MaxArgumentBytes        = 1 << 20
+	MaxArgumentValues       = 32 << 10 // values in the arguments, each element of a list counted
 	DefaultResponseBytes    = 256 << 10
 	MaxResponseBytes        = 4 << 20
 	MaxErrorExcerptBytes    = 4 << 10 // of the body of an answer that is not 2xx
