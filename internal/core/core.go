@@ -102,7 +102,7 @@ func Apply(f *wire.Flow, e *wire.Entry) (Output, error) {
 	if f.Id != e.FlowId {
 		return Output{}, refuse(Invalid, "entry for flow %q meets flow %q", e.FlowId, f.Id)
 	}
-	tx := &tx{f: f, e: e}
+	tx := newTx(f, e)
 	var err error
 	switch c := e.Command.(type) {
 	case *wire.Entry_Publish:
@@ -141,10 +141,26 @@ type tx struct {
 	deleted  bool
 
 	keepUpdated bool
+
+	// Room for what most entries give, so that it costs no allocation of its own.
+	eventRoom  [4]*wire.Event
+	effectRoom [2]Effect
+}
+
+func newTx(f *wire.Flow, e *wire.Entry) *tx {
+	t := &tx{f: f, e: e}
+	t.events, t.effects = t.eventRoom[:0], t.effectRoom[:0]
+	return t
 }
 
 func (t *tx) finish() Output {
-	out := Output{Flow: t.f, Changed: t.changed, Events: t.events, Effects: t.effects, Reply: t.reply}
+	out := Output{Flow: t.f, Changed: t.changed, Reply: t.reply}
+	if len(t.events) > 0 {
+		out.Events = t.events
+	}
+	if len(t.effects) > 0 {
+		out.Effects = t.effects
+	}
 	if t.deleted {
 		out.Flow = nil
 		return out
@@ -162,14 +178,23 @@ func (t *tx) event(ev *wire.Event) {
 	t.changed = true
 	t.f.EventCount++
 	t.f.ItemCount += uint64(len(ev.Items))
-	t.f.LastEvent = &wire.Cursor{Lsn: ev.Lsn, N: ev.N}
+	if t.f.LastEvent == nil {
+		t.f.LastEvent = &wire.Cursor{}
+	}
+	t.f.LastEvent.Lsn, t.f.LastEvent.N = ev.Lsn, ev.N
 }
 
-// mintID gives an ID that is unique by the entry's seed.
+// mintID gives an ID that is unique by the entry's seed. prefix has at most 16 bytes.
 func (t *tx) mintID(prefix string) string {
-	id := fmt.Sprintf("%s%016x", prefix, t.e.Seed+uint64(t.ids)*0x9e3779b97f4a7c15)
+	const hex = "0123456789abcdef"
+	v := t.e.Seed + uint64(t.ids)*0x9e3779b97f4a7c15
 	t.ids++
-	return id
+	var b [32]byte
+	n := copy(b[:16], prefix)
+	for i := range 16 {
+		b[n+i] = hex[v>>(60-4*i)&15]
+	}
+	return string(b[:n+16])
 }
 
 // IsBusy reports whether the flow has work besides steps at rest.

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"sort"
 
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -112,7 +113,7 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	if c.RequestId != "" {
 		t.f.Requests = append(t.f.Requests, &wire.Request{RequestId: c.RequestId, MessageId: m.Id})
 		if n := len(t.f.Requests); n > MaxRequests {
-			t.f.Requests = append([]*wire.Request(nil), t.f.Requests[n-MaxRequests:]...)
+			t.f.Requests = slices.Delete(t.f.Requests, 0, n-MaxRequests)
 		}
 	}
 	t.match(c.Channel)
@@ -144,8 +145,8 @@ func (t *tx) match(channel string) {
 // startMatched starts a waiting step with the first n messages of its channel.
 func (t *tx) startMatched(s *wire.Step, n int) {
 	if ch := channelOf(t.f, s.Spec.Wait.Channel); n > 0 {
-		s.Matched = append([]*wire.Message(nil), ch.Pending[:n]...)
-		ch.Pending = append([]*wire.Message(nil), ch.Pending[n:]...)
+		// The rest moves to a list of its own: tasks share the matched one.
+		s.Matched, ch.Pending = ch.Pending[:n:n], append([]*wire.Message(nil), ch.Pending[n:]...)
 		if len(ch.Pending) == 0 {
 			removeChannel(t.f, ch.Name)
 		}
@@ -199,7 +200,7 @@ func channelOf(f *wire.Flow, name string) *wire.Channel {
 func removeChannel(f *wire.Flow, name string) {
 	for i, c := range f.Channels {
 		if c.Name == name {
-			f.Channels = append(f.Channels[:i], f.Channels[i+1:]...)
+			f.Channels = slices.Delete(f.Channels, i, i+1)
 			return
 		}
 	}

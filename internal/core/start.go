@@ -19,10 +19,10 @@ func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) 
 	if err := checkStart(c); err != nil {
 		return Output{}, err
 	}
-	t := &tx{e: e, f: &wire.Flow{
+	t := newTx(&wire.Flow{
 		Id: e.FlowId, Type: c.Type, CreatedUs: e.TimeUs, NextExec: 1,
 		RetentionUs: c.RetentionUs, StartRequestId: c.RequestId,
-	}}
+	}, e)
 	t.f.RunId = t.mintID("run_")
 	t.reply.RunID, t.reply.Created = t.f.RunId, true
 	t.setAttributes(c.Attributes)

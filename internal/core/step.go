@@ -1,6 +1,8 @@
 package core
 
 import (
+	"slices"
+
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -68,8 +70,11 @@ func (t *tx) addStep(spec *wire.StepSpec, scope string, cancel bool, reason stri
 func (t *tx) startStep(s *wire.Step) {
 	s.FirstStartUs = t.e.TimeUs
 	var items [][]byte
-	for _, m := range s.Matched {
-		items = append(items, m.Payload)
+	if len(s.Matched) > 0 {
+		items = make([][]byte, 0, len(s.Matched))
+		for _, m := range s.Matched {
+			items = append(items, m.Payload)
+		}
 	}
 	t.handOut(s)
 	t.event(&wire.Event{Type: EventStepStarted, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec,
@@ -116,7 +121,7 @@ func stepOf(f *wire.Flow, exec uint64) *wire.Step {
 func (t *tx) removeStep(exec uint64) {
 	for i, s := range t.f.Steps {
 		if s.Exec == exec {
-			t.f.Steps = append(t.f.Steps[:i], t.f.Steps[i+1:]...)
+			t.f.Steps = slices.Delete(t.f.Steps, i, i+1)
 			return
 		}
 	}
