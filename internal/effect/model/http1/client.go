@@ -65,7 +65,7 @@ type Stats struct {
 	Idle   int    // connections waiting for a request
 	Dialed uint64 // connections made
 	Reused uint64 // exchanges on a pooled connection
-	Stale  uint64 // pooled connections found closed, request sent again on a fresh one
+	Stale  uint64 // pooled connections found dead, before or after the request was sent on them
 }
 
 // New makes a client. It opens no connection.
@@ -117,6 +117,7 @@ type conn struct {
 	linger time.Duration
 	clock  env.Clock
 
+	probe     probe
 	idleSince time.Time
 	pooled    bool // came from the idle list
 
@@ -163,6 +164,7 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 	}
 	cn := &conn{raw: raw, rw: raw, linger: c.o.Linger, clock: c.o.Clock, fired: make(chan struct{}, 1)}
 	cn.onCancel = cn.interrupt
+	cn.probe.attach(raw)
 	if c.o.TLS != nil {
 		tc := tls.Client(raw, c.o.TLS)
 		if err := tc.HandshakeContext(dctx); err != nil {
@@ -197,13 +199,21 @@ func handshakeFailure(err error) Failure {
 	return FailDial
 }
 
-// get gives an idle connection, the youngest first, or dials.
+// get gives an idle connection, the youngest first, or dials. The loop is
+// bounded by the number of idle connections.
 func (c *Client) get(ctx context.Context, fresh bool) (*conn, error) {
-	if !fresh {
-		if cn := c.pop(); cn != nil {
+	for !fresh {
+		cn := c.pop()
+		if cn == nil {
+			break
+		}
+		_ = cn.raw.SetDeadline(time.Time{}) // the last one may have passed, and would fail the probe
+		if cn.probe.usable() {
 			c.reused.Add(1)
 			return cn, nil
 		}
+		c.stale.Add(1)
+		_ = cn.raw.Close()
 	}
 	return c.dial(ctx)
 }
