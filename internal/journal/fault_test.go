@@ -122,7 +122,7 @@ func TestOpenWritesTheLastFrameAgain(t *testing.T) {
 	_, begin, _ := lastRecord(t, l, fs)
 	_ = l.Close()
 	var rec ops
-	l = mustOpen(t, rec.wrap(fs), small())
+	mustOpen(t, rec.wrap(fs), small())
 	for i, op := range rec.log {
 		if op.Kind == errorfs.OpFileWriteAt && op.Offset == begin && rec.log[i+1].Kind == errorfs.OpFileSyncData {
 			return
@@ -238,4 +238,21 @@ func TestReadErrorIsNotTheEnd(t *testing.T) {
 	if reads < 5 {
 		t.Fatalf("only %d reads", reads)
 	}
+}
+
+// TestKilledBeforeTheNameWasDurable: the process, not the machine, stops
+// between a segment's rename and the sync of the directory; the next process
+// finds the name and must not trust it.
+func TestKilledBeforeTheNameWasDurable(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	var rec ops
+	rec.fail = func(op errorfs.Op) bool { return op.Kind == errorfs.OpOpenDir && op.Path == testDir }
+	big := Options{FirstSegmentSize: 64 << 10} // no other segment, no other sync
+	if _, err := Open(rec.wrap(disk), testDir, big); !errors.Is(err, errorfs.ErrInjected) {
+		t.Fatal(err)
+	}
+	l := mustOpen(t, disk, big)
+	appendFrames(t, l, 3, 100)
+	l = mustOpen(t, disk.CrashClone(vfs.CrashCloneCfg{}), small())
+	wantFrames(t, replay(t, l, 0), 1, 3, 100)
 }
