@@ -2,7 +2,6 @@ package journal
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -248,7 +247,7 @@ func makeDir(fs env.FS, dir string) error {
 		}
 		d = parent
 	}
-	if err := fs.MkdirAll(dir, os.ModeDir|0o755); err != nil {
+	if err := fs.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	for _, p := range parents {
