@@ -204,3 +204,7 @@ func parseEnviron(environ []string) map[string]string {
 	}
 	return vars
 }
+
+// LockFile is the name, in Data, of the file that a running server keeps
+// locked.
+const LockFile = "LOCK"
