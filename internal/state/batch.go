@@ -263,6 +263,9 @@ func (d *DB) apply(b *pebble.Batch) error {
 			return err
 		}
 	}
+	if err := d.trouble.get(); err != nil && d.db.Metrics().MemTable.Count >= stopWritesMemTable-1 {
+		return fmt.Errorf("state: tables in %q cannot be flushed and memory is full: %w", d.dir, err)
+	}
 	if err := commit(b); err != nil {
 		return fmt.Errorf("state: write to tables in %q: %w", d.dir, err)
 	}

@@ -86,6 +86,7 @@ const (
 	stopWritesMemTable = 6
 	manualStopWrites   = 1000
 	tableBytesL0       = 2 << 20
+	tableBytes         = 16 << 20 // a snapshot reads a table file whole
 )
 
 func (d *DB) pebbleOptions() *pebble.Options {
@@ -107,7 +108,9 @@ func (d *DB) pebbleOptions() *pebble.Options {
 		Logger:                      (*logger)(d),
 		EventListener:               d.listener(),
 	}
-	po.TargetFileSizes[0] = tableBytesL0
+	for i := range po.TargetFileSizes {
+		po.TargetFileSizes[i] = min(int64(tableBytesL0)<<i, tableBytes)
+	}
 	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionFastest })
 	for i := range po.Levels {
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
@@ -125,17 +128,68 @@ func (d *DB) pebbleOptions() *pebble.Options {
 
 func (d *DB) listener() *pebble.EventListener {
 	return &pebble.EventListener{
-		FlushEnd:        func(pebble.FlushInfo) { d.flushed.stale.Store(true) },
+		FlushEnd: func(i pebble.FlushInfo) {
+			d.flushed.stale.Store(true)
+			if i.Err == nil {
+				d.trouble.clear()
+			}
+		},
 		WriteStallBegin: func(pebble.WriteStallBeginInfo) { d.stalls.Add(1) },
 		BackgroundError: func(err error) {
 			d.failed.Add(1)
-			d.log(Error, fmt.Sprintf("tables in %q: background work failed: %v", d.dir, err))
+			if d.trouble.set(err) { // the first of a row; Pebble tries again at once
+				d.log(Error, fmt.Sprintf("tables in %q: background work failed: %v", d.dir, err))
+			}
 		},
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			d.failed.Add(1)
 			d.log(Error, fmt.Sprintf("tables in %q: damaged file %s: %v", d.dir, i.Path, i.Details))
 		},
 	}
+}
+
+// trouble is the newest error of background work, until a flush succeeds.
+// Pebble tries a failed flush again for ever and lets writers wait meanwhile;
+// with this they get an answer.
+type trouble struct {
+	mu   sync.Mutex
+	err  error
+	fail chan struct{} // closed by the next error
+}
+
+// set reports whether there was no trouble before.
+func (t *trouble) set(err error) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first := t.err == nil
+	t.err = err
+	if t.fail != nil {
+		close(t.fail)
+		t.fail = nil
+	}
+	return first
+}
+
+func (t *trouble) clear() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.err = nil
+}
+
+func (t *trouble) get() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// next is closed by an error that comes after this call.
+func (t *trouble) next() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.fail == nil {
+		t.fail = make(chan struct{})
+	}
+	return t.fail
 }
 
 func (d *DB) log(l Level, message string) {

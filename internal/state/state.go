@@ -38,6 +38,8 @@ type DB struct {
 	stalls atomic.Int64
 	failed atomic.Int64 // background errors
 
+	trouble trouble
+
 	mu    sync.Mutex // serialises commits; guards the fields below
 	prog  progress   // what the newest progress row says
 	wiped pos        // outbox rows up to here were range-deleted
@@ -186,34 +188,68 @@ func (d *DB) readFlushedLSN() (uint64, error) {
 	return p.applied, err
 }
 
-// Flush writes all rows to table files and waits until they are durable.
+// Flush writes all rows to table files and waits until they are durable. Other
+// than in manual mode, commits go on meanwhile.
 func (d *DB) Flush() error {
 	if !d.gate.enter() {
 		return ErrClosed
 	}
 	defer d.gate.leave()
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.moved { // so that an orderly stop does not show sinks events again
-		b := d.NewBatch()
-		defer b.Close()
-		if b.writeProgress(d.prog); b.err != nil {
-			return b.err
-		}
-		if err := d.apply(b.b); err != nil {
-			return err
-		}
-		d.moved = false
+	if err := d.saveTrim(); err != nil {
+		d.mu.Unlock()
+		return err
 	}
-	return d.flushLocked()
+	if d.o.Manual {
+		defer d.mu.Unlock()
+		return d.flushLocked()
+	}
+	d.mu.Unlock()
+	return d.flush()
+}
+
+// saveTrim writes the progress row for a trim that no commit carried yet, so
+// that an orderly stop does not show sinks events again.
+func (d *DB) saveTrim() error {
+	if !d.moved {
+		return nil
+	}
+	b := d.NewBatch()
+	defer b.Close()
+	if b.writeProgress(d.prog); b.err != nil {
+		return b.err
+	}
+	if err := d.apply(b.b); err != nil {
+		return err
+	}
+	d.moved = false
+	return nil
 }
 
 func (d *DB) flushLocked() error {
 	d.used = 0
-	if err := d.db.Flush(); err != nil {
-		return fmt.Errorf("state: flush tables in %q: %w", d.dir, err)
+	return d.flush()
+}
+
+func (d *DB) flush() error {
+	fail := d.trouble.next()
+	done, err := d.db.AsyncFlush()
+	if err == nil {
+		select {
+		case <-done:
+			return nil
+		case <-fail:
+		}
+		select {
+		case <-done: // all the same
+			return nil
+		default:
+		}
+		if err = d.trouble.get(); err == nil {
+			err = errors.New("background work failed")
+		}
 	}
-	return nil
+	return fmt.Errorf("state: flush tables in %q: %w", d.dir, err)
 }
 
 // gate counts the calls that run, so that Close waits for them and those that

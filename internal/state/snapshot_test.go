@@ -1,0 +1,277 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/perdure-dev/perdure/internal/blob"
+	"github.com/perdure-dev/perdure/internal/blob/mem"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// objects lists what is in the store, "table" or "snapshot".
+func objects(t testing.TB, store blob.Store, folder string) []string {
+	t.Helper()
+	infos, err := store.List(t.Context(), "p/"+folder+"/", "", blob.MaxList)
+	must(t, err)
+	var keys []string
+	for _, i := range infos {
+		keys = append(keys, i.Key)
+	}
+	return keys
+}
+
+// restored restores into a fresh file system and gives hash and LSN of it.
+func restored(t testing.TB, store blob.Store) (hash, lsn uint64, m Manifest) {
+	t.Helper()
+	fs := vfs.NewCrashableMem()
+	m, err := Restore(t.Context(), store, "p", fs, "p")
+	must(t, err)
+	// What was restored is durable.
+	d := openMem(t, fs.CrashClone(vfs.CrashCloneCfg{}), Options{Outbox: true})
+	defer d.Close()
+	checkDerived(t, d)
+	hash, err = d.Hash()
+	must(t, err)
+	return hash, d.AppliedLSN(), m
+}
+
+func fill(t testing.TB, d *DB, s script, m *model, from, to uint64) {
+	t.Helper()
+	for lsn := from; lsn <= to; lsn++ {
+		write(t, d, lsn, func(b *Batch) { s.batch(lsn, b, m) })
+	}
+}
+
+func emptyModel() *model { return &model{map[string]*wire.Flow{}, map[string][]string{}} }
+
+func TestSnapshotsUploadOnlyWhatIsNew(t *testing.T) {
+	var puts []string
+	store := blob.NewFaulty(mem.New(mem.Options{Immutable: func(string) bool { return true }}), func(op blob.Op) blob.Fault {
+		if op.Kind == blob.KindPut {
+			puts = append(puts, op.Key)
+		}
+		return blob.Fault{}
+	}, blob.FaultHooks{})
+	d := openMem(t, vfs.NewMem(), Options{Manual: true, Outbox: true})
+	s, model := script{1, 8 << 10}, emptyModel()
+	var all []string
+	for i := range uint64(6) {
+		fill(t, d, s, model, i*40+1, i*40+40)
+		puts = nil
+		m, err := d.Snapshot(t.Context(), store, "p")
+		must(t, err)
+		if m.AppliedLSN != i*40+40 {
+			t.Errorf("snapshot at LSN %d, want %d", m.AppliedLSN, i*40+40)
+		}
+		for _, key := range puts {
+			if slices.Contains(all, key) {
+				t.Errorf("snapshot %d wrote %s again", i, key)
+			}
+		}
+		all = append(all, puts...)
+		tables := slices.DeleteFunc(slices.Clone(m.Files), func(f ManifestFile) bool { return !isTable(f.Name) })
+		if i > 0 && len(puts)-1 >= len(tables) {
+			t.Errorf("snapshot %d wrote %d of its %d tables", i, len(puts)-1, len(tables))
+		}
+		want, err := d.Hash()
+		must(t, err)
+		if hash, lsn, _ := restored(t, store); hash != want || lsn != m.AppliedLSN {
+			t.Errorf("restored hash %x at %d, want %x at %d", hash, lsn, want, m.AppliedLSN)
+		}
+		if got := objects(t, store, "snapshot"); len(got) != min(int(i)+1, keepSnapshots) {
+			t.Errorf("after snapshot %d there are %v", i, got)
+		}
+	}
+	// Compaction replaces all tables; two snapshots later the old ones are gone.
+	must(t, d.Compact(t.Context()))
+	var named []string
+	for range keepSnapshots {
+		m, err := d.Snapshot(t.Context(), store, "p")
+		must(t, err)
+		for _, f := range m.Files {
+			if isTable(f.Name) && !slices.Contains(named, "p/table/"+f.SHA256) {
+				named = append(named, "p/table/"+f.SHA256)
+			}
+		}
+	}
+	slices.Sort(named)
+	if got := objects(t, store, "table"); !slices.Equal(got, named) {
+		t.Errorf("tables in the store %v, named by snapshots %v", got, named)
+	}
+	if names, _ := d.o.FS.List(checkpointDir("p")); names != nil {
+		t.Errorf("checkpoint is left: %v", names)
+	}
+}
+
+// TestRestoreFallsBackOnDamageOnly breaks objects of the newest snapshot.
+func TestRestoreFallsBackOnDamageOnly(t *testing.T) {
+	ctx := t.Context()
+	setup := func(t *testing.T) (store *mem.Store, newest Manifest, own string) {
+		store = mem.New(mem.Options{})
+		d := openMem(t, vfs.NewMem(), Options{Manual: true})
+		write(t, d, 1, func(b *Batch) { b.PutFlow(flow("a", true, 100)) })
+		first, err := d.Snapshot(ctx, store, "p")
+		must(t, err)
+		write(t, d, 2, func(b *Batch) { b.PutFlow(flow("b", true, 100)) })
+		newest, err = d.Snapshot(ctx, store, "p")
+		must(t, err)
+		for _, f := range newest.Files {
+			if isTable(f.Name) && !slices.ContainsFunc(first.Files, func(g ManifestFile) bool { return g.SHA256 == f.SHA256 }) {
+				own = "p/table/" + f.SHA256
+			}
+		}
+		return store, newest, own
+	}
+	put := func(t *testing.T, s blob.Store, key, data string) {
+		_, err := s.Put(ctx, key, []byte(data), blob.PutOptions{})
+		must(t, err)
+	}
+	manifest := "p/snapshot/0000000000000002"
+	for name, hurt := range map[string]func(t *testing.T, s blob.Store, own string){
+		"table gone":        func(t *testing.T, s blob.Store, own string) { must(t, s.Delete(ctx, own, blob.DeleteOptions{})) },
+		"table changed":     func(t *testing.T, s blob.Store, own string) { put(t, s, own, "junk") },
+		"manifest changed":  func(t *testing.T, s blob.Store, _ string) { put(t, s, manifest, "junk") },
+		"manifest misnamed": func(t *testing.T, s blob.Store, _ string) { copyObject(t, s, "p/snapshot/0000000000000001", manifest) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, _, own := setup(t)
+			hurt(t, store, own)
+			_, lsn, m := restored(t, store)
+			if lsn != 1 || m.Sequence != 1 {
+				t.Errorf("restored snapshot %d at LSN %d", m.Sequence, lsn)
+			}
+			// With the older one broken as well it is an error that says so.
+			must(t, store.Delete(ctx, "p/snapshot/0000000000000001", blob.DeleteOptions{}))
+			_, err := Restore(ctx, store, "p", vfs.NewMem(), "p")
+			if err == nil || !strings.Contains(err.Error(), "no snapshot below \"p\" is whole") {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	t.Run("store does not answer", func(t *testing.T) {
+		store, _, own := setup(t)
+		down := blob.NewFaulty(store, func(op blob.Op) blob.Fault {
+			if op.Key == own {
+				return blob.Fault{Outcome: blob.Refused}
+			}
+			return blob.Fault{}
+		}, blob.FaultHooks{})
+		fs := vfs.NewMem()
+		if _, err := Restore(ctx, down, "p", fs, "p"); !errors.Is(err, blob.ErrUnavailable) {
+			t.Errorf("error %v", err)
+		}
+		if names, _ := fs.List("p"); len(names) > 0 {
+			t.Errorf("left %v", names)
+		}
+	})
+	t.Run("no snapshot", func(t *testing.T) {
+		if _, err := Restore(ctx, mem.New(mem.Options{}), "p", vfs.NewMem(), "p"); !errors.Is(err, ErrNoSnapshot) {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("folder in use", func(t *testing.T) {
+		store, _, _ := setup(t)
+		if _, err := Restore(ctx, store, "p", filled(t), "p"); err == nil || !strings.Contains(err.Error(), "move it away") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func copyObject(t *testing.T, s blob.Store, from, to string) {
+	o, err := s.Get(t.Context(), from)
+	must(t, err)
+	_, err = s.Put(t.Context(), to, o.Data, blob.PutOptions{})
+	must(t, err)
+}
+
+// TestSnapshotUnderFaults: whatever the store does, a snapshot that was
+// returned is there and whole, and so is the newest one before it.
+func TestSnapshotUnderFaults(t *testing.T) {
+	for seed := range uint64(10) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			inner := mem.New(mem.Options{Immutable: func(string) bool { return true }})
+			var late []func()
+			decide := blob.Seeded(r, blob.Rates{Refused: 2, Lost: 3, AnswerLost: 4, Late: 3})
+			store := blob.NewFaulty(inner, decide, blob.FaultHooks{Later: func(w func()) { late = append(late, w) }})
+			d := openMem(t, vfs.NewMem(), Options{Manual: true, Outbox: true})
+			s, model := script{seed, 2 << 10}, emptyModel()
+			var lsn, hash uint64
+			good := 0
+			for i := range uint64(60) {
+				fill(t, d, s, model, i*5+1, i*5+5)
+				if r.IntN(10) == 0 {
+					must(t, d.Compact(context.Background()))
+				}
+				m, err := d.Snapshot(t.Context(), store, "p")
+				for len(late) > 0 && r.IntN(2) == 0 {
+					k := r.IntN(len(late))
+					late[k]()
+					late = slices.Delete(late, k, k+1)
+				}
+				if err == nil {
+					good++
+					lsn = m.AppliedLSN
+					hash, err = d.Hash()
+					must(t, err)
+				}
+				if good == 0 {
+					continue
+				}
+				gotHash, gotLSN, _ := restored(t, inner)
+				if gotLSN < lsn || (gotLSN == lsn && gotHash != hash) {
+					t.Fatalf("round %d: restored LSN %d, hash %x; returned was %d, %x", i, gotLSN, gotHash, lsn, hash)
+				}
+			}
+			if good < 5 {
+				t.Fatalf("%d snapshots of 60", good)
+			}
+		})
+	}
+}
+
+func FuzzManifest(f *testing.F) {
+	good := Manifest{Format: 1, Sequence: 3, AppliedLSN: 9, Files: []ManifestFile{
+		{Name: "000004.sst", Size: 10, SHA256: sum([]byte("x"))},
+		{Name: "OPTIONS-000003", Size: 1, SHA256: sum([]byte("o")), Data: []byte("o")},
+		{Name: "marker.manifest.000001.MANIFEST-000001", SHA256: sum(nil)},
+	}}
+	data, err := good.encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	_, body, _ := strings.Cut(string(data), "\n")
+	f.Add(body)
+	f.Add(strings.Replace(body, "000004.sst", "../4.sst", 1))
+	f.Add(strings.Replace(body, `"format":1`, `"format":2`, 1))
+	f.Fuzz(func(t *testing.T, body string) {
+		// The checksum is made right, so that what is behind it is reached.
+		m, err := decodeManifest([]byte(manifestMagic + sum([]byte(body)) + "\n" + body))
+		if _, raw := decodeManifest([]byte(body)); raw == nil {
+			t.Fatal("taken without a checksum")
+		}
+		if err != nil {
+			return
+		}
+		for _, file := range m.Files {
+			if strings.ContainsAny(file.Name, "/\\\x00") || strings.HasPrefix(file.Name, ".") {
+				t.Fatalf("file name %q", file.Name)
+			}
+		}
+		data, err := m.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := decodeManifest(data)
+		if err != nil || fmt.Sprint(again) != fmt.Sprint(m) {
+			t.Fatalf("%v became %v, %v", m, again, err)
+		}
+	})
+}
