@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/admit"
 	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/env"
@@ -34,13 +36,6 @@ type Overloaded struct{ RetryAfter time.Duration }
 
 func (o *Overloaded) Error() string { return "too many turns are in flight" }
 
-// Gate admits turns. Enter is asked before a turn is proposed; each true is
-// followed by one Leave when the turn has ended or was refused.
-type Gate interface {
-	Enter(tenant string) (ok bool, retryAfter time.Duration)
-	Leave(tenant string)
-}
-
 // Hooks are told of what happens; they run on a partition's goroutine and must
 // not block. Any may be nil.
 type Hooks struct {
@@ -52,7 +47,7 @@ type Hooks struct {
 type Config struct {
 	Agents           *agent.Registry
 	Hub              *stream.Hub
-	Gate             Gate
+	Gate             *admit.Gate
 	Env              env.Env
 	Hooks            Hooks
 	MaxQueued        int // turns waiting on one session
@@ -63,9 +58,10 @@ type Config struct {
 
 // Service is the verbs. Safe for concurrent use after Bind.
 type Service struct {
-	cfg  Config
-	set  partition.Set
-	open openTurns
+	cfg      Config
+	set      partition.Set
+	open     openTurns
+	draining atomic.Bool
 }
 
 // New makes a Service; Bind it before use.
@@ -80,6 +76,9 @@ func New(cfg Config) *Service {
 
 // Bind says where the flows are.
 func (s *Service) Bind(set partition.Set) { s.set = set }
+
+// Drain refuses new turns from now on; those in flight go on.
+func (s *Service) Drain() { s.draining.Store(true) }
 
 // Session is what clients see of one.
 type Session struct {

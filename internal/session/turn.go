@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/admit"
 	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/partition"
@@ -73,20 +74,25 @@ func (s *Service) publish(req TurnRequest) *wire.Publish {
 }
 
 func (s *Service) begin(ctx context.Context, tenant, flow string, e *wire.Entry, r *partition.Runner) (*Watcher, error) {
-	if ok, after := s.cfg.Gate.Enter(tenant); !ok {
-		return nil, &Overloaded{RetryAfter: after}
+	if s.draining.Load() {
+		return nil, partition.ErrStopped
 	}
+	slot := s.cfg.Gate.Acquire(tenant, s.cfg.Env.Clock.Now())
+	if slot.Reason != admit.Admitted {
+		return nil, &Overloaded{RetryAfter: slot.RetryAfter}
+	}
+	leave := func() { s.cfg.Gate.Release(slot.Ticket, s.cfg.Env.Clock.Now()) }
 	w := &Watcher{s: s, flow: flow, sub: s.cfg.Hub.Subscribe(flow, s.cfg.StreamBound)}
 	err := r.Submit(partition.Proposal{Entry: e, Reply: func(rep core.Reply, err error) {
 		if err != nil || rep.Duplicate || len(rep.MessageIDs) == 0 {
-			s.cfg.Gate.Leave(tenant)
+			leave()
 		} else {
-			s.open.add(flow, rep.MessageIDs[0], e.TimeUs)
+			s.open.add(flow, openTurn{rep.MessageIDs[0], e.TimeUs, slot.Ticket})
 		}
 		w.sub.Push(answer{rep, err})
 	}})
 	if err != nil {
-		s.cfg.Gate.Leave(tenant)
+		leave()
 		w.Close()
 		return nil, err
 	}
@@ -99,9 +105,9 @@ func (s *Service) begin(ctx context.Context, tenant, flow string, e *wire.Entry,
 
 // Watcher reads the events of a session, or of one turn. For one goroutine.
 type Watcher struct {
-	s    *Service
-	flow string
-	sub  *stream.Sub
+	s      *Service
+	flow   string
+	sub    *stream.Sub
 	turn   string      // only this turn; "" = all
 	last   core.Cursor // events up to here were given
 	replay bool        // the log from last on is to be read first
@@ -278,14 +284,15 @@ type openTurns struct {
 type openTurn struct {
 	id      string
 	startUs int64
+	slot    admit.Ticket
 }
 
 func (o *openTurns) init() { o.flows = map[string][]openTurn{} }
 
-func (o *openTurns) add(flow, turn string, startUs int64) {
+func (o *openTurns) add(flow string, t openTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.flows[flow] = append(o.flows[flow], openTurn{turn, startUs})
+	o.flows[flow] = append(o.flows[flow], t)
 }
 
 // end takes a turn out; turn "" takes all of the flow.
@@ -331,7 +338,7 @@ func (s *Service) Publish(flow string, events []*wire.Event) {
 func (s *Service) ended(flow string, ev *wire.Event, turns []openTurn) {
 	tenant := TenantOf(flow)
 	for _, t := range turns {
-		s.cfg.Gate.Leave(tenant)
+		s.cfg.Gate.Release(t.slot, s.cfg.Env.Clock.Now())
 		if s.cfg.Hooks.TurnEnded != nil {
 			s.cfg.Hooks.TurnEnded(tenant, nameOf(ev), time.Duration(ev.AtUs-t.startUs)*time.Microsecond)
 		}
@@ -339,9 +346,9 @@ func (s *Service) ended(flow string, ev *wire.Event, turns []openTurn) {
 }
 
 // Recover counts the turns of a flow that were open when the process began.
-// Call it before the flow's partition runs. They enter the gate even when it
-// is full: accepted turns always finish.
-func (s *Service) Recover(f *wire.Flow, enter func(tenant string)) {
+// Call it before the flow's partition runs. They go on even when the gate has
+// no slot left for them: accepted turns always finish.
+func (s *Service) Recover(f *wire.Flow) {
 	if f.Type != agent.FlowType {
 		return
 	}
@@ -349,8 +356,8 @@ func (s *Service) Recover(f *wire.Flow, enter func(tenant string)) {
 	add := func(id string, at int64) {
 		if id != "" && !seen[id] {
 			seen[id] = true
-			s.open.add(f.Id, id, at)
-			enter(TenantOf(f.Id))
+			slot := s.cfg.Gate.Acquire(TenantOf(f.Id), s.cfg.Env.Clock.Now())
+			s.open.add(f.Id, openTurn{id, at, slot.Ticket})
 		}
 	}
 	for _, st := range f.Steps {

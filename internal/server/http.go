@@ -1,0 +1,9 @@
+package server
+
+import (
+	"net/http"
+)
+
+func (s *Server) httpServer() *http.Server {
+	return &http.Server{}
+}

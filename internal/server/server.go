@@ -1,0 +1,358 @@
+// Package server assembles one Perdure process from its config: the same for
+// the binary and for the end-to-end tests.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/perdure-dev/perdure/internal/admit"
+	"github.com/perdure-dev/perdure/internal/agent"
+	"github.com/perdure-dev/perdure/internal/blob"
+	blobfs "github.com/perdure-dev/perdure/internal/blob/fs"
+	"github.com/perdure-dev/perdure/internal/config"
+	"github.com/perdure-dev/perdure/internal/effect/tool"
+	"github.com/perdure-dev/perdure/internal/effect/worker"
+	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/session"
+	"github.com/perdure-dev/perdure/internal/state"
+	"github.com/perdure-dev/perdure/internal/stream"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// Server is one process. Make it with Open, serve with Serve, end with Close.
+type Server struct {
+	cfg     *config.Config
+	env     env.Env
+	log     *slog.Logger
+	metrics *metrics
+
+	lock      io.Closer
+	store     blob.Store
+	shared    *state.Shared
+	parts     []*part
+	set       partition.Set
+	hub       *stream.Hub
+	gate      *admit.Gate
+	pool      *worker.Pool
+	sessions  *session.Service
+	providers map[string]*agent.Provider
+	tools     *tool.Client
+
+	draining atomic.Bool
+	lost     chan error // the first partition that lost its journal
+
+	stopUpkeep context.CancelFunc
+	upkeep     sync.WaitGroup
+	closed     sync.Once
+}
+
+// part is one partition and what it stands on.
+type part struct {
+	id     int
+	tables *state.DB
+	log    *journal.Log
+	runner *partition.Runner
+	rec    partition.Recovery
+	epoch  uint64
+}
+
+// openTimeout bounds the start.
+const openTimeout = 10 * time.Minute
+
+// Open takes the data directory, recovers every partition and is ready to
+// serve. e.FS is replaced by memory when cfg.Store says so.
+func Open(cfg *config.Config, e env.Env, log *slog.Logger) (*Server, error) {
+	if cfg.Store == "mem:" {
+		e.FS = vfs.NewMem()
+	}
+	s := &Server{cfg: cfg, env: e, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
+	if err := s.open(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Server) open() error {
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+	defer cancel()
+	var err error
+	if s.providers, err = Providers(s.cfg, s.env); err != nil {
+		return err
+	}
+	reg, tools, err := registry(s.cfg, s.env, s.providers)
+	if err != nil {
+		return err
+	}
+	s.tools = tools
+	if err := s.openStore(ctx); err != nil {
+		return err
+	}
+	s.metrics = newMetrics(s)
+	handler := &agent.Handler{Registry: reg, Clock: s.env.Clock, OnUsage: s.metrics.usage, Limits: agent.Limits{
+		MaxToolRounds: s.cfg.Kernel.MaxToolRounds, MaxToolCalls: s.cfg.Kernel.MaxToolCallsPerRound, TurnTimeout: s.cfg.Kernel.TurnTimeout}}
+	s.pool = worker.New(s.hub, handler, s.log)
+	s.sessions = session.New(session.Config{
+		Agents: reg, Hub: s.hub, Gate: s.gate, Env: s.env, MaxQueued: s.cfg.Kernel.MaxQueuedTurnsPerSession,
+		StreamBound: int(s.cfg.Limits.StreamBufferBytes), StatelessKeep: time.Duration(s.cfg.Kernel.SessionTTLSecs) * time.Second,
+		Hooks: session.Hooks{TurnEnded: s.metrics.turnEnded},
+	})
+	return s.openPartitions(ctx)
+}
+
+// openStore locks the data directory and checks that it fits.
+func (s *Server) openStore(ctx context.Context) error {
+	if err := s.env.FS.MkdirAll(s.cfg.Data, 0o750); err != nil {
+		return fmt.Errorf("data directory %s: %w", s.cfg.Data, err)
+	}
+	lock, err := s.env.FS.Lock(filepath.Join(s.cfg.Data, "LOCK"))
+	if err != nil {
+		return fmt.Errorf("data directory %s is in use by another process: %w", s.cfg.Data, err)
+	}
+	s.lock = lock
+	store, err := blobfs.Open(s.env.FS, filepath.Join(s.cfg.Data, "objects"))
+	if err != nil {
+		return fmt.Errorf("object directory: %w", err)
+	}
+	s.store = store
+	return checkLayout(ctx, store, s.cfg.Kernel.Partitions)
+}
+
+func (s *Server) openPartitions(ctx context.Context) error {
+	s.shared = state.NewShared(int64(s.cfg.State.CacheBytes), 0)
+	s.parts = make([]*part, s.cfg.Kernel.Partitions)
+	machines := make([]*partition.Machine, len(s.parts))
+	var g errgroup.Group
+	g.SetLimit(4)
+	for i := range s.parts {
+		s.parts[i] = &part{id: i}
+		g.Go(func() (err error) {
+			machines[i], err = s.openPartition(ctx, s.parts[i])
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i, p := range s.parts {
+		if err := p.tables.OpenFlows(func(f *wire.Flow) error { s.sessions.Recover(f); return nil }); err != nil {
+			return fmt.Errorf("partition %d: read open flows: %w", p.id, err)
+		}
+		p.runner = partition.Start(machines[i], s.onLost)
+		s.set = append(s.set, p.runner)
+	}
+	s.sessions.Bind(s.set)
+	if err := s.sessions.LoadAgents(s.tenants(), func(tenant, name string, err error) {
+		s.log.Warn("agent left out", "tenant", tenant, "agent", name, "error", err)
+	}); err != nil {
+		return err
+	}
+	s.pool.Bind(s.set)
+	ctx, s.stopUpkeep = context.WithCancel(context.Background())
+	s.startUpkeep(ctx)
+	return nil
+}
+
+func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine, error) {
+	dir := filepath.Join(s.cfg.Data, fmt.Sprintf("p%03d", p.id))
+	epoch, err := takeOwnership(ctx, s.store, p.id)
+	if err != nil {
+		return nil, err
+	}
+	p.epoch = epoch
+	if err := s.env.FS.MkdirAll(dir, 0o750); err != nil {
+		return nil, fmt.Errorf("partition %d: %w", p.id, err)
+	}
+	if err := s.restoreIfMissing(ctx, p.id, filepath.Join(dir, "tables")); err != nil {
+		return nil, err
+	}
+	p.tables, err = state.Open(filepath.Join(dir, "tables"), state.Options{
+		FS: s.env.FS, Shared: s.shared, MemTableBytes: int64(s.cfg.State.MemtableBytes), Outbox: true,
+		Log: func(l state.Level, msg string) {
+			if l != state.Info {
+				s.log.Error("tables", "partition", p.id, "message", msg)
+			}
+		}})
+	if err != nil {
+		return nil, fmt.Errorf("partition %d: %w", p.id, err)
+	}
+	p.log, err = journal.Open(s.env.FS, filepath.Join(dir, "journal"), journal.Options{
+		SegmentSize: int64(s.cfg.Journal.SegmentBytes), Rand: s.env.Rand, Go: func(f func()) { go f() }})
+	if err != nil {
+		return nil, fmt.Errorf("partition %d: %w", p.id, err)
+	}
+	m, rec, err := partition.Open(partition.Config{
+		ID: p.id, Epoch: epoch, Nonce: s.env.Rand.Uint64(), Env: s.env, Tables: p.tables, Log: p.log,
+		Executor: s.pool, Observer: s.sessions, MaxBatchBytes: int(s.cfg.Journal.MaxBatchBytes),
+		MaxHotFlows: max(s.cfg.Kernel.MaxSessionsInMemory/len(s.parts), 16),
+		IdleUs:      int64(s.cfg.Kernel.SessionTTLSecs) * 1_000_000,
+	})
+	p.rec = rec
+	if err == nil && (rec.Entries > 0 || rec.Redispatched > 0) {
+		s.log.Info("partition recovered", "partition", p.id, "epoch", epoch, "entries", rec.Entries, "open_flows", rec.OpenFlows,
+			"resumed_steps", rec.Redispatched, "timers", rec.Timers)
+	}
+	return m, err
+}
+
+// restoreIfMissing brings the newest snapshot back when the tables are gone.
+func (s *Server) restoreIfMissing(ctx context.Context, id int, dir string) error {
+	if _, err := s.env.FS.Stat(dir); err == nil {
+		return nil
+	}
+	list, err := s.store.List(ctx, snapshotPrefix(id), "", 1)
+	if err != nil {
+		return fmt.Errorf("partition %d: list snapshots: %w", id, err)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	m, err := state.Restore(ctx, s.store, snapshotPrefix(id), s.env.FS, dir)
+	if err != nil {
+		return fmt.Errorf("partition %d: restore tables from the newest snapshot: %w", id, err)
+	}
+	s.log.Warn("tables were missing and came back from a snapshot", "partition", id, "applied_lsn", m.AppliedLSN)
+	return nil
+}
+
+func (s *Server) tenants() []string {
+	seen := map[string]bool{"default": true}
+	for _, k := range s.cfg.Auth.Keys {
+		seen[k.Tenant] = true
+	}
+	return sortedKeys(seen)
+}
+
+func (s *Server) onLost(err error) {
+	select {
+	case s.lost <- err:
+	default:
+	}
+}
+
+// Lost gives the error that ended a partition's ownership: the process must
+// stop then; the next one recovers from the journal.
+func (s *Server) Lost() <-chan error { return s.lost }
+
+// Sessions gives the verbs.
+func (s *Server) Sessions() *session.Service { return s.sessions }
+
+// Ready reports whether requests are served.
+func (s *Server) Ready() error {
+	if s.draining.Load() {
+		return errors.New("draining")
+	}
+	return nil
+}
+
+// Drain refuses new turns and waits until those in flight have ended, or ctx.
+// Turns still running then go on at the next start.
+func (s *Server) Drain(ctx context.Context) {
+	s.draining.Store(true)
+	s.sessions.Drain()
+	if n := s.sessions.OpenTurns(); n > 0 {
+		s.log.Info("draining", "open_turns", n)
+	}
+	for s.sessions.OpenTurns() > 0 {
+		tick := make(chan struct{})
+		t := s.env.Clock.AfterFunc(20*time.Millisecond, func() { close(tick) })
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			s.log.Warn("drain timed out; the rest goes on at the next start", "open_turns", s.sessions.OpenTurns())
+			return
+		case <-tick:
+		}
+	}
+}
+
+// Close ends everything: attempts are left to the next start, what was
+// proposed is committed, tables are flushed. Safe to call twice.
+func (s *Server) Close() {
+	s.closed.Do(func() {
+		if s.stopUpkeep != nil {
+			s.stopUpkeep()
+			s.upkeep.Wait()
+		}
+		if s.pool != nil {
+			s.pool.Stop()
+		}
+		for _, p := range s.parts {
+			if p != nil {
+				s.closePartition(p)
+			}
+		}
+		if s.shared != nil {
+			s.shared.Close()
+		}
+		for _, p := range s.providers {
+			p.Close()
+		}
+		if s.tools != nil {
+			s.tools.Close()
+		}
+		if s.lock != nil {
+			s.report("unlock data directory", s.lock.Close())
+		}
+	})
+}
+
+func (s *Server) closePartition(p *part) {
+	if p.runner != nil {
+		p.runner.Stop()
+	}
+	if p.tables != nil {
+		s.report("flush tables", p.tables.Flush())
+		s.report("close tables", p.tables.Close())
+	}
+	if p.log != nil {
+		s.report("close journal", p.log.Close())
+	}
+}
+
+func (s *Server) report(what string, err error) {
+	if err != nil {
+		s.log.Error(what, "error", err)
+	}
+}
+
+// Serve answers on l until ctx ends, then drains and returns. A lost journal
+// ends it with an error.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	hs := s.httpServer()
+	served := make(chan error, 1)
+	go func() { served <- hs.Serve(l) }()
+	var err error
+	select {
+	case <-ctx.Done():
+		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+		s.Drain(drain)
+		_ = hs.Shutdown(drain) // what is open after the time is cut below
+		cancel()
+	case err = <-s.lost:
+		s.draining.Store(true)
+		s.log.Error("stopping: a partition lost its journal", "error", err)
+	case err = <-served:
+	}
+	_ = hs.Close()
+	s.Close()
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

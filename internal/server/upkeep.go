@@ -1,0 +1,111 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/partition"
+)
+
+// Upkeep of a partition: when the journal has grown or aged, the tables are
+// flushed, a snapshot is taken and verified, and the journal is trimmed up to
+// what both hold.
+const (
+	upkeepEvery   = 10 * time.Second
+	upkeepBytes   = 64 << 20 // journal bytes since the last trim
+	upkeepAge     = 10 * time.Minute
+	memoryRelease = 0.5 // share of hot flows gone that gives memory back to the system
+)
+
+func snapshotPrefix(id int) string { return fmt.Sprintf("p%03d/snapshot", id) }
+
+func (s *Server) startUpkeep(ctx context.Context) {
+	for _, p := range s.parts {
+		s.upkeep.Add(1)
+		go func() {
+			defer s.upkeep.Done()
+			s.maintain(ctx, p)
+		}()
+	}
+	s.upkeep.Add(1)
+	go func() {
+		defer s.upkeep.Done()
+		s.releaseMemory(ctx)
+	}()
+}
+
+// wait sleeps for d and reports whether ctx is still on.
+func (s *Server) wait(ctx context.Context, d time.Duration) bool {
+	tick := make(chan struct{})
+	t := s.env.Clock.AfterFunc(d, func() { close(tick) })
+	defer t.Stop()
+	select {
+	case <-tick:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (s *Server) maintain(ctx context.Context, p *part) {
+	last := s.env.Clock.Now()
+	trimmed := p.tables.FlushedLSN()
+	for s.wait(ctx, upkeepEvery) {
+		age := s.env.Clock.Now().Sub(last)
+		grown := p.log.Size()
+		if p.tables.AppliedLSN() == trimmed || grown < upkeepBytes && age < upkeepAge {
+			continue
+		}
+		lsn, err := s.snapshot(ctx, p)
+		if err != nil {
+			if !errors.Is(err, context.Canceled) {
+				s.log.Error("snapshot failed; the journal is kept", "partition", p.id, "error", err)
+			}
+			continue
+		}
+		trimmed, last = lsn, s.env.Clock.Now()
+	}
+}
+
+// snapshot takes one and trims the journal up to it.
+func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
+	if err := p.tables.Flush(); err != nil {
+		return 0, fmt.Errorf("flush tables: %w", err)
+	}
+	m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id))
+	if err != nil {
+		return 0, err
+	}
+	upTo := min(m.AppliedLSN, p.tables.FlushedLSN())
+	var trimErr error
+	err = p.runner.OnLog(ctx, func(l *journal.Log) { trimErr = l.Trim(upTo) })
+	return m.AppliedLSN, errors.Join(err, trimErr)
+}
+
+// releaseMemory gives memory back to the system after many sessions went idle:
+// the runtime alone keeps it for minutes.
+func (s *Server) releaseMemory(ctx context.Context) {
+	peak := 0
+	for s.wait(ctx, 5*time.Second) {
+		hot := s.hotFlows(ctx)
+		if hot > peak {
+			peak = hot
+		}
+		if peak > 64 && float64(hot) < float64(peak)*(1-memoryRelease) {
+			debug.FreeOSMemory()
+			peak = hot
+		}
+	}
+}
+
+func (s *Server) hotFlows(ctx context.Context) int {
+	n := 0
+	for _, r := range s.set {
+		_ = r.Do(ctx, func(m *partition.Machine) { n += m.HotFlows() }) // only fails at the end
+	}
+	return n
+}
