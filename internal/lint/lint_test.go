@@ -107,6 +107,7 @@ func TestRulesBite(t *testing.T) {
 		{"network at the edge", "internal/httpapi/a.go", "package httpapi\nimport _ \"net/http\"\n", "", checkSeam},
 		{"address arithmetic", "internal/core/a.go", "package core\nimport _ \"net/netip\"\n", "", checkSeam},
 		{"sleeping test", "internal/core/a_test.go", "package core\nimport \"time\"\nfunc f() { time.Sleep(1) }\n", "sleeps in a test", checkSeam},
+		{"sleeping in a bubble", "internal/core/a_test.go", "package core\nimport (\"time\"; \"testing/synctest\")\nfunc f() { synctest.Test(nil, func() { time.Sleep(1) }) }\n", "", checkSeam},
 		{"goroutine", "internal/admit/a.go", "package admit\nfunc f() { go f() }\n", "starts a goroutine", checkGoroutines},
 		{"goroutine elsewhere", "internal/server/a.go", "package server\nfunc f() { go f() }\n", "", checkGoroutines},
 		{"long", "internal/core/a.go", long, "split it", checkForm},

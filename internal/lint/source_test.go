@@ -168,14 +168,31 @@ func checkSeam(s *source) (out []string) {
 }
 
 // checkTestSleep: a test that sleeps is slow or flaky, mostly both. Packages
-// that measure the outside world may pace themselves.
-func checkTestSleep(s *source) []string {
-	if !strings.HasPrefix(s.name, "internal/") || within(s.pkg(), seam[0].allowed) {
+// that measure the outside world, and benchmarks, may pace themselves; in a
+// bubble of synctest a sleep takes no time.
+func checkTestSleep(s *source) (out []string) {
+	if !strings.HasPrefix(s.name, "internal/") || path.Base(s.name) == "bench_test.go" || within(s.pkg(), seam[0].allowed) {
 		return nil
 	}
-	return s.selectors(func(name string) (string, bool) {
-		return "sleeps in a test; wait for the event, or move a fake clock", name == "time.Sleep"
+	names := s.importNames()
+	is := func(e ast.Expr, want string) bool {
+		sel, ok := e.(*ast.SelectorExpr)
+		if !ok {
+			return false
+		}
+		id, ok := sel.X.(*ast.Ident)
+		return ok && names[id.Name]+"."+sel.Sel.Name == want
+	}
+	ast.Inspect(s.ast, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && is(call.Fun, "testing/synctest.Test") {
+			return false
+		}
+		if e, ok := n.(ast.Expr); ok && is(e, "time.Sleep") {
+			out = append(out, s.finding(e.Pos(), "sleeps in a test; wait for the event, move a fake clock, or use synctest"))
+		}
+		return true
 	})
+	return out
 }
 
 // selectors visits each use of a name of an imported package.
