@@ -25,27 +25,27 @@ const (
 // call is the state of one Generate or Check, pooled with its buffers. It
 // belongs to the goroutine of the call.
 type call struct {
-	p     *OpenAI
-	req   Request
-	sink  Sink
-	check bool // GET /models instead of a completion
+	// The first fields are used at every read, as in http1.Exchange.
+	x    http1.Exchange
+	sink Sink
+	text []byte // the answer so far
+	sent int    // text[:sent] was given to the sink
+	scan scanner
+	dec  sse.Decoder
+	p    *OpenAI
+	size int // bytes of tool calls, counted to maxOutput
 
+	req     Request
 	params  []byte  // inside of req.Params
 	bodyLen counter // bytes of the request body
 	num     [20]byte
+	check   bool // GET /models instead of a completion
 
-	x    http1.Exchange
-	dec  sse.Decoder
-	scan scanner
-
-	text   []byte // the answer so far
-	sent   int    // text[:sent] was given to the sink
+	done   bool // [DONE] came
 	shown  bool
 	tools  []toolState
-	size   int // bytes of tool calls, counted to maxOutput
 	finish string
 	usage  Usage
-	done   bool // [DONE] came
 }
 
 // toolState is a tool call under assembly.
@@ -55,7 +55,7 @@ type toolState struct {
 	args     []byte
 }
 
-var calls = sync.Pool{New: func() any { return new(call) }}
+var calls = sync.Pool{New: func() any { return &call{text: make([]byte, 0, 512)} }}
 
 // release closes the exchange, also when a sink panics, and pools the call
 // without anything of its request.
@@ -66,7 +66,7 @@ func (c *call) release() {
 		text = nil
 	}
 	c.dec.Reset()
-	c.scan.framed = false
+	c.scan.frame = c.scan.frame[:0]
 	*c = call{x: c.x, dec: c.dec, scan: c.scan, text: text}
 	calls.Put(c)
 }

@@ -7,49 +7,55 @@ import (
 )
 
 // scanner takes the text out of the usual chunk of a stream without
-// allocating. It knows the grammar of JSON but only one shape: one choice,
-// whose delta holds text or nothing. On anything else it gives up, and the
-// caller decodes the chunk in full; where it does not give up it agrees with
-// the full decode, which a fuzz test holds.
+// allocating. It knows the grammar of JSON but only one shape: at most one
+// choice, whose delta holds text or nothing, and perhaps the usage. On anything
+// else it gives up, and the caller decodes the chunk in full; where it does not
+// give up it agrees with the full decode, which a fuzz test holds.
 //
 // The chunks of one stream differ only in their text, so the bytes around the
 // text of the last chunk are kept: when they come again, only the text has to
 // be looked at.
 type scanner struct {
-	prefix, suffix []byte // around the text of the last chunk, without quotes; a chunk that finishes nothing
-	framed         bool   // prefix and suffix are set
+	frame []byte // the last chunk without its text, if it held nothing else; empty: none
+	cut   int    // where in frame the text was
 }
 
 // maxFrame bounds what the scanner keeps, in bytes.
 const maxFrame = 2 << 10
 
-// scan appends the chunk's text to dst. finish is its finish reason, if any.
-// With ok false dst is unchanged and the chunk must be decoded in full.
-func (s *scanner) scan(data, dst []byte) (out []byte, finish string, ok bool) {
-	if s.framed && len(data) >= len(s.prefix)+len(s.suffix) &&
-		bytes.HasPrefix(data, s.prefix) && bytes.HasSuffix(data, s.suffix) {
-		if out, ok := appendUnquoted(dst, data[len(s.prefix):len(data)-len(s.suffix)]); ok {
-			return out, "", true
+// scanned is what a chunk holds besides text.
+type scanned struct {
+	finish   string
+	usage    Usage
+	hasUsage bool
+}
+
+// scan appends the chunk's text to dst. With ok false dst is unchanged and the
+// chunk must be decoded in full.
+func (s *scanner) scan(data, dst []byte) (out []byte, more scanned, ok bool) {
+	if n := len(data) - len(s.frame); n >= 0 && len(s.frame) > 0 &&
+		bytes.Equal(data[:s.cut], s.frame[:s.cut]) && bytes.Equal(data[s.cut+n:], s.frame[s.cut:]) {
+		if out, ok := appendUnquoted(dst, data[s.cut:s.cut+n]); ok {
+			return out, more, true
 		}
 	}
 	p := parser{data: data}
 	p.chunk()
 	if p.bad {
-		return dst, "", false
+		return dst, more, false
 	}
 	if !p.hasText {
-		return dst, p.finish, true
+		return dst, p.scanned, true
 	}
 	out, ok = appendUnquoted(dst, data[p.from:p.to])
 	if !ok {
-		return dst, "", false
+		return dst, more, false
 	}
-	if p.finish == "" && len(data)-(p.to-p.from) <= maxFrame {
-		s.prefix = append(s.prefix[:0], data[:p.from]...)
-		s.suffix = append(s.suffix[:0], data[p.to:]...)
-		s.framed = true
+	if p.scanned == (scanned{}) && len(data)-(p.to-p.from) <= maxFrame {
+		s.frame = append(append(s.frame[:0], data[:p.from]...), data[p.to:]...)
+		s.cut = p.from
 	}
-	return out, p.finish, true
+	return out, p.scanned, true
 }
 
 // parser walks one chunk. bad means "not the usual shape" as well as "not
@@ -61,8 +67,8 @@ type parser struct {
 
 	hasText  bool
 	from, to int // the text's bytes inside its quotes
-	finish   string
-	seen     uint8 // members that must not come twice: the last one would win
+	scanned
+	seen uint8 // members that must not come twice: the last one would win
 }
 
 const (
@@ -70,6 +76,9 @@ const (
 	seenDelta
 	seenFinish
 	seenContent
+	seenUsage
+	seenPrompt
+	seenCompletion
 )
 
 // maxSkipDepth bounds the nesting of what is skipped.
@@ -83,7 +92,10 @@ func (p *parser) chunk() {
 		case "choices":
 			p.once(seenChoices)
 			p.choices()
-		case "usage", "error":
+		case "usage":
+			p.once(seenUsage)
+			p.usageObject()
+		case "error":
 			p.literal("null")
 		default:
 			p.skip(0)
@@ -96,7 +108,7 @@ func (p *parser) chunk() {
 func (p *parser) choices() {
 	p.expect('[')
 	if !p.more(true, ']') {
-		return
+		return // the chunk that only tells the usage
 	}
 	p.choice()
 	if p.more(false, ']') {
@@ -138,6 +150,43 @@ func (p *parser) delta() {
 			p.skip(0)
 		}
 	}
+}
+
+func (p *parser) usageObject() {
+	if p.peek() != '{' {
+		p.literal("null")
+		return
+	}
+	p.i++
+	p.hasUsage = true
+	for first := true; p.more(first, '}'); first = false {
+		switch string(p.key()) {
+		case "prompt_tokens":
+			p.once(seenPrompt)
+			p.usage.Prompt = p.tokens()
+		case "completion_tokens":
+			p.once(seenCompletion)
+			p.usage.Completion = p.tokens()
+		default:
+			p.skip(0)
+		}
+	}
+}
+
+// tokens reads a plain count.
+func (p *parser) tokens() int {
+	start := p.i
+	p.number()
+	n := 0
+	if p.i-start > 9 {
+		p.bad = true
+		return 0
+	}
+	for _, c := range p.data[start:p.i] {
+		p.bad = p.bad || c < '0' || c > '9'
+		n = n*10 + int(c-'0')
+	}
+	return n
 }
 
 func (p *parser) finishReason() {

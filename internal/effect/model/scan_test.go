@@ -17,6 +17,8 @@ var chunkSeeds = []string{
 	`{"choices":[{"delta":{"content":"a"}},{"delta":{"content":"b"}}]}`,
 	`{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}`,
 	`{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":"{"}}]}}]}`,
+	`{"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":-2}}`, `{"choices":[],"usage":{"prompt_tokens":1e2}}`,
+	`{"choices":[],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens_details":{"reasoning_tokens":0}}}`,
 	`{"error":{"message":"m"}}`, `{"choices":[{"delta":{"content":1}}]}`, `{"a":-0.5e+3,"b":[true,false,{"c":[]}],"choices":[{"delta":{}}]} `,
 	`{"choices":[{"delta":{"content":"a"}}],"x":01}`, `{"choices":[{"delta":{"content":"a"}}],}`, `{"choices":[{"delta":null}]}`, "{\"choices\":[{\"delta\":{\"content\":\"\xff\"}}]}", "[DONE]", "",
 }
@@ -25,7 +27,7 @@ var chunkSeeds = []string{
 func agree(t *testing.T, s *scanner, data []byte) bool {
 	t.Helper()
 	before := []byte("before")
-	out, finish, ok := s.scan(data, before)
+	out, more, ok := s.scan(data, before)
 	if !bytes.HasPrefix(out, before) || !ok && len(out) != len(before) {
 		t.Fatalf("scan of %q changed dst to %q", data, out)
 	}
@@ -36,8 +38,12 @@ func agree(t *testing.T, s *scanner, data []byte) bool {
 	if err != nil {
 		t.Fatalf("scan accepts %q, decode says %v", data, err)
 	}
-	if text := string(out[len(before):]); text != p.text || finish != p.finish || p.tools != nil || p.usage != nil || p.fault != nil {
-		t.Fatalf("scan of %q: %q %q\ndecode: %+v", data, text, finish, p)
+	if text := string(out[len(before):]); text != p.text || more.finish != p.finish || p.tools != nil ||
+		more.hasUsage != (p.usage != nil) || p.fault != nil {
+		t.Fatalf("scan of %q: %q %+v\ndecode: %+v", data, text, more, p)
+	}
+	if more.hasUsage && (more.usage != Usage{p.usage.PromptTokens, p.usage.CompletionTokens}) {
+		t.Fatalf("scan of %q: %+v\ndecode: %+v", data, more, p.usage)
 	}
 	return true
 }
@@ -54,8 +60,8 @@ func FuzzScan(f *testing.F) {
 		agree(t, &s, first)
 		agree(t, &s, second)
 		// The same with a second event that surely matches on both ends.
-		if s.framed && len(second) < 1<<10 {
-			agree(t, &s, bytes.Join([][]byte{s.prefix, second, s.suffix}, nil))
+		if len(s.frame) > 0 && len(second) < 1<<10 {
+			agree(t, &s, bytes.Join([][]byte{s.frame[:s.cut], second, s.frame[s.cut:]}, nil))
 		}
 	})
 }
@@ -113,9 +119,13 @@ func BenchmarkScan(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			var s scanner
 			dst := make([]byte, 0, 1<<10)
+			data := make([][]byte, len(chunks))
+			for i, c := range chunks {
+				data[i] = []byte(c)
+			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				_, _, _ = s.scan([]byte(chunks[i%len(chunks)]), dst[:0])
+				_, _, _ = s.scan(data[i%len(data)], dst[:0])
 			}
 		})
 	}

@@ -72,10 +72,13 @@ func (c *call) feed(data []byte) *Error {
 
 // event takes one event of a stream.
 func (c *call) event(data []byte) *Error {
-	if text, finish, ok := c.scan.scan(data, c.text); ok {
+	if text, more, ok := c.scan.scan(data, c.text); ok {
 		c.text = text
-		if finish != "" {
-			c.finish = finish
+		if more.finish != "" {
+			c.finish = more.finish
+		}
+		if more.hasUsage {
+			c.usage = more.usage
 		}
 		return c.checkSize()
 	}

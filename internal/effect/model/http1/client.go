@@ -112,18 +112,16 @@ type stream interface {
 // conn is one connection. It belongs to one exchange or to the idle list;
 // only interrupt may run beside its owner.
 type conn struct {
-	raw    stream // the transport
-	rw     stream // raw, or TLS over it
-	linger time.Duration
-	clock  env.Clock
-
+	rw        stream        // raw, or TLS over it
+	raw       stream        // the transport
+	owner     *Exchange     // whom interrupt tells; nil while idle
+	fired     chan struct{} // cap 1: interrupt has finished
+	onCancel  func()        // interrupt as a value, made once for all exchanges
+	linger    time.Duration
+	clock     env.Clock
 	probe     probe
 	idleSince time.Time
 	pooled    bool // came from the idle list
-
-	cancelled atomic.Bool
-	fired     chan struct{} // cap 1: interrupt has finished
-	onCancel  func()        // interrupt as a value, made once for all exchanges
 }
 
 // interrupt runs when the caller's context ends. It makes the owner's pending
@@ -131,7 +129,7 @@ type conn struct {
 // any more. The owner sees cancelled after every read and before the next, so
 // a deadline it sets at the same moment cannot hide this one.
 func (cn *conn) interrupt() {
-	cn.cancelled.Store(true)
+	atomic.StoreUint32(&cn.owner.cancelled, 1)
 	if !cn.halfClose() {
 		_ = cn.raw.Close()
 	}
@@ -151,8 +149,22 @@ func (cn *conn) halfClose() bool {
 	return true
 }
 
-// dial makes a connection, TLS included, within DialTimeout.
+// dial makes a connection on a goroutine of its own: dialing and TLS need a
+// deep stack, which the caller's goroutine would keep through its long wait.
 func (c *Client) dial(ctx context.Context) (*conn, error) {
+	var cn *conn
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		cn, err = c.dialNow(ctx)
+	}()
+	<-done // ends with ctx or DialTimeout
+	return cn, err
+}
+
+// dialNow makes a connection, TLS included, within DialTimeout.
+func (c *Client) dialNow(ctx context.Context) (*conn, error) {
 	dctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	t := c.o.Clock.AfterFunc(c.o.DialTimeout, func() { cancel(errDialTimeout) })
@@ -237,6 +249,7 @@ func (c *Client) pop() *conn {
 
 // put keeps cn for the next exchange, or closes it when there is no room.
 func (c *Client) put(cn *conn) {
+	cn.owner = nil
 	cn.idleSince = c.o.Clock.Now()
 	c.mu.Lock()
 	if c.stopped || len(c.idle) >= c.o.MaxIdle {

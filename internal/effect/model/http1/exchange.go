@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,31 +14,32 @@ import (
 // after Close it may be used again, which keeps its buffer. It belongs to one
 // goroutine.
 type Exchange struct {
+	// The first fields are used at every read. With a thousand exchanges in
+	// turn each cache line of them is a miss, so they lie together.
+	cancelled uint32 // atomic: the context ended; set by conn.interrupt
+	state     bodyState
+	inBody    bool  // the first body byte arrived: idle time-outs apply
+	dead      bool  // reading failed for good
+	any       bool  // a byte of the response arrived
+	cn        *conn // nil when no connection is held
+	buf       []byte
+	r, w      int   // unread bytes are buf[r:w]
+	left      int64 // bytes left in the body or chunk
+	armed     time.Time
+	c         *Client
+	pendErr   error // error that came together with bytes
+
+	written   bool        // the request is out: the server may be streaming
+	eof       bool        // the server ended its side
+	keep      bool        // the server keeps the connection open
+	stop      func() bool // undoes the context's hook
+	headBytes int         // bytes of head lines read
+	trailer   int         // bytes of trailer lines read
+
 	// Head of the final response, valid after Do.
 	Status     int
 	RetryAfter string // Retry-After as sent; only for status >= 400
 	RetryMS    string // Retry-After-Ms as sent; only for status >= 400
-
-	c    *Client
-	cn   *conn       // nil when no connection is held
-	stop func() bool // undoes the context's hook
-
-	buf  []byte
-	r, w int // unread bytes are buf[r:w]
-
-	state   bodyState
-	left    int64 // bytes left in the body or chunk
-	trailer int   // trailer bytes read
-	keep    bool  // the server keeps the connection open
-	fold    int   // head bytes read
-
-	written bool  // the request is out: the server may be streaming
-	any     bool  // a byte of the response arrived
-	inBody  bool  // the first body byte arrived: idle time-outs apply
-	eof     bool  // the server ended its side
-	dead    bool  // reading failed for good
-	pendErr error // error that came together with bytes
-	armed   time.Time
 }
 
 var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, writeBufSize) }}
@@ -73,7 +75,7 @@ func (x *Exchange) Do(ctx context.Context, c *Client, req RequestWriter) error {
 }
 
 func (x *Exchange) roundTrip(ctx context.Context, cn *conn, req RequestWriter) error {
-	x.cn = cn
+	x.cn, cn.owner = cn, x
 	if x.buf == nil {
 		x.buf = make([]byte, bufSize)
 	}
@@ -82,7 +84,7 @@ func (x *Exchange) roundTrip(ctx context.Context, cn *conn, req RequestWriter) e
 		x.stop = context.AfterFunc(ctx, cn.onCancel)
 	}
 	werr := x.write(req)
-	if cn.cancelled.Load() {
+	if x.Cancelled() {
 		return x.cancelledError()
 	}
 	if werr != nil && isTimeout(werr) {
@@ -120,7 +122,7 @@ func (x *Exchange) cancelledError() error {
 }
 
 // Cancelled reports whether the context of Do ended during the exchange.
-func (x *Exchange) Cancelled() bool { return x.cn != nil && x.cn.cancelled.Load() }
+func (x *Exchange) Cancelled() bool { return atomic.LoadUint32(&x.cancelled) != 0 }
 
 // Fill blocks until the connection brings more bytes, within the time-outs.
 // It must only be called after Next returned ErrWait.
@@ -138,11 +140,11 @@ func (x *Exchange) Fill() error {
 		x.rearm()
 	}
 	for range maxEmptyReads {
-		if x.cn.cancelled.Load() {
+		if x.Cancelled() {
 			return x.cancelledError()
 		}
 		n, err := x.cn.rw.Read(x.buf[x.w:])
-		if x.cn.cancelled.Load() {
+		if x.Cancelled() {
 			x.dead = err != nil
 			return x.cancelledError()
 		}
@@ -249,7 +251,7 @@ func (x *Exchange) Close() {
 	if x.stop != nil && !x.stop() {
 		<-cn.fired
 	}
-	if x.state == bodyDone && x.keep && x.r == x.w && x.pendErr == nil && !x.eof && !x.dead && !cn.cancelled.Load() {
+	if x.state == bodyDone && x.keep && x.r == x.w && x.pendErr == nil && !x.eof && !x.dead && !x.Cancelled() {
 		x.c.put(cn)
 	} else {
 		x.abandon(cn)
@@ -263,7 +265,7 @@ func (x *Exchange) Close() {
 
 func (x *Exchange) abandon(cn *conn) {
 	streaming := x.written && x.state != bodyDone && !x.dead && !x.eof
-	if streaming && (cn.cancelled.Load() || cn.halfClose()) {
+	if streaming && (x.Cancelled() || cn.halfClose()) {
 		for { // ends by the deadline that halfClose has set
 			if _, err := cn.raw.Read(x.buf); err != nil {
 				break

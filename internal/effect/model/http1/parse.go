@@ -155,7 +155,7 @@ func (x *Exchange) headLine() ([]byte, error) {
 			}
 			continue
 		}
-		if x.fold += len(line); x.fold > MaxHead {
+		if x.headBytes += len(line); x.headBytes > MaxHead {
 			return nil, fail(FailTooLarge, "the response head is too large", nil)
 		}
 		return line, err
