@@ -196,7 +196,7 @@ func (s *script) play() (accepted int, refused map[Code]int, broken error) {
 }
 
 func TestRandomCommands(t *testing.T) {
-	runs := 600
+	runs := 250
 	if testing.Short() {
 		runs = 60
 	}

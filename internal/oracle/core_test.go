@@ -188,7 +188,7 @@ func run(t *testing.T, seed uint64, steps int, bend func(*session)) error {
 }
 
 func TestCoreKeepsItsPromises(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(120) {
 		if err := run(t, seed, 400, nil); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
