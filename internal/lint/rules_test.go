@@ -10,6 +10,7 @@ var levels = []struct {
 	{"internal/env", 0},
 	{"internal/lint", 0},
 	{"internal/deps", 0},
+	{"api", 0},
 	{"internal/wire", 5},
 	{"internal/admit", 5},
 	{"internal/config", 5},
