@@ -129,22 +129,31 @@ func (r redactor) clean(s string, max int) string {
 // redactAfter removes each run of at least least key characters that follows
 // prefix.
 func redactAfter(s, prefix string, least int) string {
-	for from := 0; ; {
-		i := strings.Index(s[from:], prefix)
+	var b strings.Builder
+	rest := s
+	for {
+		i := strings.Index(rest, prefix)
 		if i < 0 {
-			return s
+			break
 		}
-		start := from + i + len(prefix)
+		start := i + len(prefix)
 		end := start
-		for end < len(s) && isKeyByte(s[end]) {
+		for end < len(rest) && isKeyByte(rest[end]) {
 			end++
 		}
+		b.WriteString(rest[:start])
 		if end-start >= least {
-			s = s[:start] + redacted + s[end:]
-			end = start + len(redacted)
+			b.WriteString(redacted)
+		} else {
+			b.WriteString(rest[start:end])
 		}
-		from = end
+		rest = rest[end:]
 	}
+	if b.Len() == 0 {
+		return s
+	}
+	b.WriteString(rest)
+	return b.String()
 }
 
 func isKeyByte(c byte) bool {

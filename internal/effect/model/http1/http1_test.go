@@ -61,6 +61,12 @@ func (s *script) Close() error {
 	return nil
 }
 
+func (s *script) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
 func (s *script) SetDeadline(time.Time) error      { return nil }
 func (s *script) SetReadDeadline(time.Time) error  { return nil }
 func (s *script) SetWriteDeadline(time.Time) error { return nil }
@@ -170,8 +176,8 @@ func TestResponses(t *testing.T) {
 				if c.name == "bytes after the end" && step > 0 {
 					return // not read yet: see TestUnaskedBytes
 				}
-				if (cl.Stats().Idle == 1) != c.keep || s.closed == c.keep {
-					t.Errorf("kept %v, closed %v, want kept %v", cl.Stats().Idle == 1, s.closed, c.keep)
+				if (cl.Stats().Idle == 1) != c.keep || s.isClosed() == c.keep {
+					t.Errorf("kept %v, closed %v, want kept %v", cl.Stats().Idle == 1, s.isClosed(), c.keep)
 				}
 			})
 		}
@@ -213,12 +219,12 @@ func TestPoolBoundsAndIdleTime(t *testing.T) {
 			open[i].Close()
 			time.Sleep(10 * time.Second) // fake time
 		}
-		if cl.Stats().Idle != 2 || !conns[2].closed || conns[0].closed || conns[1].closed {
+		if cl.Stats().Idle != 2 || !conns[2].isClosed() || conns[0].isClosed() || conns[1].isClosed() {
 			t.Fatalf("%+v", cl.Stats())
 		}
 		time.Sleep(35 * time.Second) // the first has been idle for 65 s, the second for 55 s
 		synctest.Wait()
-		if cl.Stats().Idle != 1 || !conns[0].closed {
+		if cl.Stats().Idle != 1 || !conns[0].isClosed() {
 			t.Fatalf("%+v", cl.Stats())
 		}
 		var x Exchange
@@ -226,7 +232,7 @@ func TestPoolBoundsAndIdleTime(t *testing.T) {
 			t.Fatalf("%v %+v", err, cl.Stats())
 		}
 		cl.Close()
-		if cl.Stats().Idle != 0 || !conns[1].closed {
+		if cl.Stats().Idle != 0 || !conns[1].isClosed() {
 			t.Fatal("Close left a connection")
 		}
 		if _, _, err := fetch(cl, &x); err != nil || cl.Stats().Idle != 0 {
