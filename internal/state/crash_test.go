@@ -93,25 +93,29 @@ func (s script) batch(lsn uint64, b *Batch, m *model) {
 
 func TestCrashLeavesAPrefix(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		o    Options
-		size int
+		name    string
+		o       Options
+		size    int
+		batches uint64
 	}{
-		{"own flushes", Options{MemTableBytes: 64 << 10, Outbox: true}, 4 << 10},
-		{"batches above the memtable", Options{MemTableBytes: 64 << 10, Outbox: true}, 64 << 10},
-		{"manual", Options{Manual: true, Outbox: true}, 8 << 10},
-		{"manual with big batches", Options{Manual: true, Outbox: true}, 300 << 10},
+		{"own flushes", Options{MemTableBytes: 64 << 10, Outbox: true}, 4 << 10, 150},
+		{"batches above the memtable", Options{MemTableBytes: 64 << 10, Outbox: true}, 64 << 10, 40},
+		{"manual", Options{Manual: true, Outbox: true}, 8 << 10, 150},
+		{"manual with big batches", Options{Manual: true, Outbox: true}, 300 << 10, 40},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for seed := range uint64(4) {
-				crashRun(t, c.o, script{seed, c.size})
+			seeds := uint64(4)
+			if testing.Short() {
+				seeds = 1
+			}
+			for seed := range seeds {
+				crashRun(t, c.o, script{seed, c.size}, c.batches)
 			}
 		})
 	}
 }
 
-func crashRun(t *testing.T, o Options, s script) {
-	const batches = 150
+func crashRun(t *testing.T, o Options, s script, batches uint64) {
 	r := rand.New(rand.NewPCG(s.seed, 0))
 	fs := vfs.NewCrashableMem()
 	d := openMem(t, fs, o)
