@@ -26,7 +26,7 @@ const (
 	MaxChannels    = 256      // channels with waiting messages
 	MaxAttributes  = 256      // attributes
 	MaxPayload     = 8 << 20  // bytes of a payload, input, value or event
-	MaxRequests    = 64       // idempotency keys remembered by a flow
+	MaxRequests    = 256      // idempotency keys remembered by a flow
 	MaxIDBytes     = 512      // a flow ID
 	MaxRequestID   = 256      // an idempotency key
 	MaxResultItems = 4096     // events, items, next steps, messages or attributes of one entry

@@ -11,6 +11,7 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/effect/model"
 	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/sink"
 )
 
 // metrics is what /metrics shows. Counters of the hot path are atomics of the
@@ -38,6 +39,7 @@ type reading struct {
 	partition partition.Stats
 	syncs     uint64
 	journal   uint64
+	sinks     sink.Stats
 }
 
 func newMetrics(s *Server) *metrics {
@@ -69,6 +71,15 @@ func (m *metrics) addGauges(ns string) {
 	})
 	add("active_sessions", "Sessions decoded in memory.", g, func(r *reading) float64 { return float64(r.hot) })
 	add("active_processes", "Step attempts running in this process.", g, func(*reading) float64 { return float64(m.s.pool.Running()) })
+	sinks := func(read func(sink.Stats) float64) func(*reading) float64 {
+		return func(r *reading) float64 { return read(r.sinks) }
+	}
+	add("event_db_write_wait_ms", "Time the newest written event waited from its commit to the event log.", g, sinks(func(s sink.Stats) float64 { return s.Wait.Last }))
+	add("message_store_queue", "Committed events that wait to be written to the logs.", g, sinks(func(s sink.Stats) float64 { return float64(s.OutboxRows) }))
+	add("access_log_queue", "Access records that wait to be written.", g, sinks(func(s sink.Stats) float64 { return float64(s.AccessQueue) }))
+	add("event_db_dropped_total", "Events left out of the event log by its backlog bound; never transcripts or terminal events, and never from the sessions' own logs.", c, sinks(func(s sink.Stats) float64 { return float64(s.EventsDropped) }))
+	add("access_log_dropped_total", "Access records dropped by the queue's bound.", c, sinks(func(s sink.Stats) float64 { return float64(s.AccessDropped) }))
+	add("log_write_errors_total", "Failed writes to the logs; they are tried again.", c, sinks(func(s sink.Stats) float64 { return float64(s.WriteErrors) }))
 	add("proposal_queue", "Commands waiting for a partition.", g, func(r *reading) float64 { return float64(r.waiting) })
 	add("journal_entries_total", "Commands journaled.", c, func(r *reading) float64 { return float64(r.partition.Entries) })
 	add("journal_batches_total", "Journal batches committed: one sync each.", c, func(r *reading) float64 { return float64(r.partition.Batches) })
@@ -112,7 +123,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) look() reading {
-	var r reading
+	r := reading{sinks: m.s.sinks.Stats()}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	for _, p := range m.s.parts {

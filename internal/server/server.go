@@ -26,9 +26,11 @@ import (
 	"github.com/perdure-dev/perdure/internal/effect/tool"
 	"github.com/perdure-dev/perdure/internal/effect/worker"
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/httpapi"
 	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/session"
+	"github.com/perdure-dev/perdure/internal/sink"
 	"github.com/perdure-dev/perdure/internal/state"
 	"github.com/perdure-dev/perdure/internal/stream"
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -52,6 +54,9 @@ type Server struct {
 	sessions  *session.Service
 	providers map[string]*agent.Provider
 	tools     *tool.Client
+	sinks     *sink.Sinks
+	api       *httpapi.API
+	version   string
 
 	draining atomic.Bool
 	lost     chan error // the first partition that lost its journal
@@ -74,13 +79,17 @@ type part struct {
 // openTimeout bounds the start.
 const openTimeout = 10 * time.Minute
 
+// sinkTimeout bounds how long the end waits for the last lines of the logs;
+// what is not written then is read from the outbox at the next start.
+const sinkTimeout = 5 * time.Second
+
 // Open takes the data directory, recovers every partition and is ready to
 // serve. e.FS is replaced by memory when cfg.Store says so.
-func Open(cfg *config.Config, e env.Env, log *slog.Logger) (*Server, error) {
+func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
 	if cfg.Store == "mem:" {
 		e.FS = vfs.NewMem()
 	}
-	s := &Server{cfg: cfg, env: e, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
+	s := &Server{cfg: cfg, env: e, version: version, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
 	if err := s.open(); err != nil {
 		s.Close()
 		return nil, err
@@ -110,7 +119,7 @@ func (s *Server) open() error {
 	s.sessions = session.New(session.Config{
 		Agents: reg, Hub: s.hub, Gate: s.gate, Env: s.env, MaxQueued: s.cfg.Kernel.MaxQueuedTurnsPerSession,
 		StreamBound: int(s.cfg.Limits.StreamBufferBytes), StatelessKeep: time.Duration(s.cfg.Kernel.SessionTTLSecs) * time.Second,
-		Hooks: session.Hooks{TurnEnded: s.metrics.turnEnded},
+		Hooks: session.Hooks{TurnEnded: s.metrics.turnEnded, Events: s.kickSinks},
 	})
 	return s.openPartitions(ctx)
 }
@@ -149,6 +158,9 @@ func (s *Server) openPartitions(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	if err := s.openSinks(); err != nil {
+		return err
+	}
 	for i, p := range s.parts {
 		if err := p.tables.OpenFlows(func(f *wire.Flow) error { s.sessions.Recover(f); return nil }); err != nil {
 			return fmt.Errorf("partition %d: read open flows: %w", p.id, err)
@@ -157,6 +169,7 @@ func (s *Server) openPartitions(ctx context.Context) error {
 		s.set = append(s.set, p.runner)
 	}
 	s.sessions.Bind(s.set)
+	s.api = s.newAPI()
 	if err := s.sessions.LoadAgents(s.tenants(), func(tenant, name string, err error) {
 		s.log.Warn("agent left out", "tenant", tenant, "agent", name, "error", err)
 	}); err != nil {
@@ -166,6 +179,29 @@ func (s *Server) openPartitions(ctx context.Context) error {
 	ctx, s.stopUpkeep = context.WithCancel(context.Background())
 	s.startUpkeep(ctx)
 	return nil
+}
+
+// openSinks starts the background writers; they read the partitions' outboxes.
+func (s *Server) openSinks() error {
+	var sources []sink.Source
+	for _, p := range s.parts {
+		sources = append(sources, p.tables)
+	}
+	c := s.cfg.Sink
+	var err error
+	s.sinks, err = sink.Open(sink.Config{
+		FS: s.env.FS, Clock: s.env.Clock, Log: s.log, Dir: filepath.Join(s.cfg.Data, "logs"), ExportDir: s.cfg.JSONLDir,
+		Partitions: sources, Describe: session.Describe, QueueRecords: c.QueueRecords, BatchRecords: c.BatchRecords,
+		FlushInterval: c.FlushInterval, Retention: c.Retention, MaxBytes: int64(c.MaxBytes),
+	})
+	if err != nil {
+		return fmt.Errorf("logs: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) kickSinks(flow string, _ []*wire.Event) {
+	s.sinks.Kick(partition.Of(flow, len(s.parts)))
 }
 
 func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine, error) {
@@ -293,6 +329,16 @@ func (s *Server) Close() {
 			s.pool.Stop()
 		}
 		for _, p := range s.parts {
+			if p != nil && p.runner != nil {
+				p.runner.Stop()
+			}
+		}
+		if s.sinks != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), sinkTimeout)
+			s.report("write logs", s.sinks.Close(ctx))
+			cancel()
+		}
+		for _, p := range s.parts {
 			if p != nil {
 				s.closePartition(p)
 			}
@@ -313,9 +359,6 @@ func (s *Server) Close() {
 }
 
 func (s *Server) closePartition(p *part) {
-	if p.runner != nil {
-		p.runner.Stop()
-	}
 	if p.tables != nil {
 		s.report("flush tables", p.tables.Flush())
 		s.report("close tables", p.tables.Close())
@@ -336,11 +379,13 @@ func (s *Server) report(what string, err error) {
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	hs := s.httpServer()
 	served := make(chan error, 1)
+	l = newLimitListener(l, s.cfg.Limits.MaxConnections)
 	go func() { served <- hs.Serve(l) }()
 	var err error
 	select {
 	case <-ctx.Done():
 		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+		s.api.Drain()
 		s.Drain(drain)
 		_ = hs.Shutdown(drain) // what is open after the time is cut below
 		cancel()

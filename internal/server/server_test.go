@@ -18,7 +18,7 @@ func openServer(t *testing.T, dir string) *Server {
 	t.Helper()
 	cfg := config.Default()
 	cfg.Data = dir
-	s, err := Open(cfg, env.Real(), slog.New(slog.DiscardHandler))
+	s, err := Open(cfg, env.Real(), "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

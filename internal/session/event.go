@@ -118,6 +118,15 @@ func itemBytes(ev *wire.Event) int {
 	return n
 }
 
+// Describe gives the public name of an event, "" for one that is not shown, and
+// its JSON.
+func Describe(ev *wire.Event) (name string, data []byte) {
+	if name = nameOf(ev); name == "" {
+		return "", nil
+	}
+	return name, appendData(nil, ev, name)
+}
+
 // Data gives the JSON of a durable event, as in its data line.
 func Data(ev *wire.Event) []byte { return appendData(nil, ev, nameOf(ev)) }
 
