@@ -377,11 +377,16 @@ func (s *Server) report(what string, err error) {
 // Serve answers on l until ctx ends, then drains and returns. A lost journal
 // ends it with an error.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	stopAdmin, err := s.serveAdmin()
+	if err != nil {
+		s.Close()
+		return err
+	}
+	defer stopAdmin()
 	hs := s.httpServer()
 	served := make(chan error, 1)
 	l = newLimitListener(l, s.cfg.Limits.MaxConnections)
 	go func() { served <- hs.Serve(l) }()
-	var err error
 	select {
 	case <-ctx.Done():
 		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
