@@ -28,7 +28,7 @@ const outboxWipe = 256
 // batch: Commit then writes nothing and gives the reason.
 type Batch struct {
 	d     *DB
-	b     *pebble.Batch
+	b     pebble.Batch // of no DB, so that it lives through Shrink
 	err   error
 	marks []mark // changes of the open index, in order
 	rows  uint64 // outbox rows
@@ -45,25 +45,20 @@ type mark struct {
 // NewBatch gives an empty batch; Close gives it back.
 func (d *DB) NewBatch() *Batch {
 	b := batchPool.Get().(*Batch)
-	b.d, b.b = d, d.db.NewBatch()
+	b.d = d
 	return b
 }
 
 // Close gives the batch back for use by others; rows not committed are gone.
 func (b *Batch) Close() {
-	b.clear()
-	_ = b.b.Close() // only fails when closed twice
-	b.d, b.b = nil, nil
+	b.Reset()
+	b.d = nil
 	batchPool.Put(b)
 }
 
 // Reset makes the batch empty.
 func (b *Batch) Reset() {
-	b.clear()
 	b.b.Reset()
-}
-
-func (b *Batch) clear() {
 	clear(b.marks)
 	b.marks = b.marks[:0]
 	b.err, b.rows, b.first, b.last = nil, 0, pos{}, pos{}
@@ -184,7 +179,7 @@ func (b *Batch) Commit(appliedLSN uint64) error {
 	wiped := b.wipeOutbox(next)
 	b.writeProgress(next)
 	if b.err == nil {
-		b.err = d.apply(b.b)
+		b.err = d.apply(&b.b)
 	}
 	if b.err != nil {
 		clear(d.known) // unsure: the next marks are written blindly
@@ -266,7 +261,7 @@ func (d *DB) apply(b *pebble.Batch) error {
 	if err := d.trouble.get(); err != nil && d.db.Metrics().MemTable.Count >= stopWritesMemTable-1 {
 		return fmt.Errorf("state: tables in %q cannot be flushed and memory is full: %w", d.dir, err)
 	}
-	if err := commit(b); err != nil {
+	if err := d.commit(b); err != nil {
 		return fmt.Errorf("state: write to tables in %q: %w", d.dir, err)
 	}
 	d.used += size
@@ -276,7 +271,7 @@ func (d *DB) apply(b *pebble.Batch) error {
 	return nil
 }
 
-func commit(b *pebble.Batch) (err error) {
+func (d *DB) commit(b *pebble.Batch) (err error) {
 	// Pebble panics with an error when a batch is over its bound of 4 GiB.
 	defer func() {
 		if r := recover(); r != nil {
@@ -287,5 +282,5 @@ func commit(b *pebble.Batch) (err error) {
 			err = rerr
 		}
 	}()
-	return b.Commit(pebble.NoSync)
+	return d.db.Apply(b, pebble.NoSync)
 }

@@ -33,6 +33,12 @@ func (d *DB) Metrics() Metrics {
 		return Metrics{}
 	}
 	defer d.gate.leave()
+	m := d.metrics()
+	m.OutboxRows = d.OutboxLen()
+	return m
+}
+
+func (d *DB) metrics() Metrics {
 	p := d.db.Metrics()
 	m := Metrics{
 		Flushes: p.Flush.Count, Compactions: p.Compact.Count,
@@ -41,13 +47,17 @@ func (d *DB) Metrics() Metrics {
 		MemTableBytes: p.MemTable.Size, DiskBytes: p.DiskSpaceUsage(),
 		L0Files: p.Levels[0].TablesCount, L0Sublevels: p.Levels[0].Sublevels,
 		CacheBytes: p.BlockCache.Size, CacheHits: p.BlockCache.Hits, CacheMisses: p.BlockCache.Misses,
-		OutboxRows: d.OutboxLen(),
 	}
 	for i := range p.Levels {
 		m.FlushedBytes += p.Levels[i].TableBytesFlushed
 		m.CompactedBytes += p.Levels[i].TableBytesCompacted
 		m.TableFiles += p.Levels[i].TablesCount
 	}
+	m.Flushes += d.former.Flushes
+	m.Compactions += d.former.Compactions
+	m.FlushedBytes += d.former.FlushedBytes
+	m.CompactedBytes += d.former.CompactedBytes
+	m.CompactionTime += d.former.CompactionTime
 	return m
 }
 

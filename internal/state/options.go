@@ -12,7 +12,7 @@ import (
 
 // Defaults of Options.
 const (
-	DefaultCacheBytes    = 8 << 20
+	DefaultCacheBytes    = 16 << 20 // memtables count against it: with 8 MiB four partitions leave no room for blocks
 	DefaultMemTableBytes = 1 << 20
 	defaultOpenFiles     = 256
 )

@@ -36,6 +36,7 @@ type DB struct {
 	own    bool // shared was made by Open
 	gate   gate
 	stalls atomic.Int64
+	former Metrics      // counters of before Shrink; changed while no call runs
 	failed atomic.Int64 // background errors
 
 	trouble trouble
@@ -166,26 +167,34 @@ func (d *DB) FlushedLSN() uint64 {
 	return d.flushed.lsn
 }
 
-// readFlushedLSN reads the progress row past the memtables: flushes are in
-// order and whole batches, so its LSN is what the table files hold.
 func (d *DB) readFlushedLSN() (uint64, error) {
 	if !d.gate.enter() {
 		return 0, ErrClosed
 	}
 	defer d.gate.leave()
+	p, err := d.durableProgress()
+	return p.applied, err
+}
+
+// durableProgress reads the progress row past the memtables: flushes are in
+// order and of whole batches, so it says what the table files hold.
+func (d *DB) durableProgress() (p progress, err error) {
 	it, err := d.db.NewIter(&pebble.IterOptions{
 		LowerBound: []byte{tableProgress}, UpperBound: []byte{tableProgress + 1},
 		OnlyReadGuaranteedDurable: true,
 	})
 	if err != nil {
-		return 0, err
+		return progress{}, err
 	}
 	defer it.Close()
 	if !it.First() {
-		return 0, it.Error()
+		return progress{}, it.Error()
 	}
-	p, err := decodeProgress(it.Value())
-	return p.applied, err
+	row, err := it.ValueAndErr()
+	if err != nil {
+		return progress{}, err
+	}
+	return decodeProgress(row)
 }
 
 // Flush writes all rows to table files and waits until they are durable. Other
@@ -219,7 +228,7 @@ func (d *DB) saveTrim() error {
 	if b.writeProgress(d.prog); b.err != nil {
 		return b.err
 	}
-	if err := d.apply(b.b); err != nil {
+	if err := d.apply(&b.b); err != nil {
 		return err
 	}
 	d.moved = false
@@ -250,47 +259,4 @@ func (d *DB) flush() error {
 		}
 	}
 	return fmt.Errorf("state: flush tables in %q: %w", d.dir, err)
-}
-
-// gate counts the calls that run, so that Close waits for them and those that
-// come later get an error instead of a panic from below.
-type gate struct {
-	mu     sync.Mutex
-	idle   *sync.Cond
-	n      int
-	closed bool
-}
-
-func (g *gate) init() { g.idle = sync.NewCond(&g.mu) }
-
-func (g *gate) enter() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return false
-	}
-	g.n++
-	return true
-}
-
-func (g *gate) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.n--; g.n == 0 && g.closed {
-		g.idle.Broadcast()
-	}
-}
-
-// close reports whether it was this call that closed.
-func (g *gate) close() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return false
-	}
-	g.closed = true
-	for g.n > 0 {
-		g.idle.Wait()
-	}
-	return true
 }
