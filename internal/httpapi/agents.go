@@ -147,9 +147,6 @@ func (v value) httpTool(into *tool.HTTP) error {
 }
 
 func (a *API) listAgents(c *call) error {
-	if _, err := c.query(); err != nil {
-		return err
-	}
 	views := []agentView{}
 	for _, ag := range a.svc.Agents().List(c.tenant) {
 		views = append(views, viewOf(ag))

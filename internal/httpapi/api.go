@@ -129,6 +129,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.id = a.requestID(r)
 	defer a.finish(c)
 	_ = c.rc.SetWriteDeadline(time.Time{}) // the last request of this connection may have left one
+	if r.ContentLength != 0 {
+		_ = c.rc.SetReadDeadline(c.start.Add(a.cfg.Limits.ReadBodyTimeout))
+	}
 	w.Header()["X-Request-Id"] = []string{c.id}
 	if err := a.serve(c); err != nil {
 		c.refuse(err)
@@ -155,6 +158,11 @@ func (a *API) serve(c *call) error {
 	}
 	if found.flags&open == 0 {
 		if err := a.authenticate(c); err != nil {
+			return err
+		}
+	}
+	if found.flags&loose == 0 && c.r.URL.RawQuery != "" {
+		if err := c.readQuery(); err != nil {
 			return err
 		}
 	}

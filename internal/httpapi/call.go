@@ -10,6 +10,8 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +32,7 @@ type call struct {
 	id     string
 	tenant string
 	start  time.Time
+	query  map[string]string // only of routes that check it; nil when there is none
 
 	status  int // 0: nothing was sent
 	bytes   int64
@@ -182,9 +185,10 @@ func (c *call) body(optional bool) ([]byte, error) {
 	if err := c.wantJSON(); err != nil {
 		return nil, err
 	}
-	_ = c.rc.SetReadDeadline(c.api.cfg.Clock.Now().Add(c.api.cfg.Limits.ReadBodyTimeout))
 	b, err := readBody(c.r.Body, size, bound)
-	_ = c.rc.SetReadDeadline(time.Time{}) // from here on net/http watches the connection
+	if err == nil { // else the deadline stays, for net/http reads what is left of the body
+		_ = c.rc.SetReadDeadline(time.Time{})
+	}
 	var ne net.Error
 	switch {
 	case err == nil && len(b) == 0 && optional:
@@ -243,47 +247,42 @@ func (c *call) object(optional bool, member func(name string, v value) error) er
 	return v.object(member)
 }
 
+// readQuery reads the URL's query; a name that is not known is refused, since a
+// misspelt one would be ignored in silence.
+func (c *call) readQuery() error {
+	values, err := url.ParseQuery(c.r.URL.RawQuery)
+	if err != nil {
+		return invalidField("query", "is not well-formed")
+	}
+	c.query = make(map[string]string, len(values))
+	for name, v := range values {
+		if !slices.Contains(c.route.query, name) {
+			allowed := list(c.route.query)
+			if allowed == "" {
+				allowed = "none"
+			}
+			return invalidField(cutText(name, 64), "is not a known query parameter; allowed here: "+allowed)
+		}
+		if len(v) != 1 {
+			return invalidField(name, "is there twice")
+		}
+		c.query[name] = v[0]
+	}
+	return nil
+}
+
+func cutText(s string, n int) string { return s[:min(n, len(s))] }
+
 // page reads the query of a listing.
 func (c *call) page() (after string, limit int, err error) {
-	q, err := c.query("after", "limit")
-	if err != nil {
-		return "", 0, err
-	}
 	limit = 100
-	if text := q.Get("limit"); text != "" {
+	if text := c.query["limit"]; text != "" {
 		limit, err = strconv.Atoi(text)
 		if err != nil || limit < 1 || limit > session.MaxPage {
 			return "", 0, invalidField("limit", fmt.Sprintf("%.40q is not allowed; allowed: 1 to %d", text, session.MaxPage))
 		}
 	}
-	return q.Get("after"), limit, nil
-}
-
-type query map[string]string
-
-func (q query) Get(name string) string { return q[name] }
-
-// query reads the URL's query; a name that is not known is refused, since a
-// misspelt one would be ignored in silence.
-func (c *call) query(allowed ...string) (query, error) {
-	if c.r.URL.RawQuery == "" {
-		return nil, nil
-	}
-	q := query{}
-	for name, values := range c.r.URL.Query() {
-		known := false
-		for _, a := range allowed {
-			known = known || a == name
-		}
-		if !known {
-			return nil, invalidField(name, "is not a known query parameter; allowed here: "+list(allowed))
-		}
-		if len(values) != 1 {
-			return nil, invalidField(name, "is there twice")
-		}
-		q[name] = values[0]
-	}
-	return q, nil
+	return c.query["after"], limit, nil
 }
 
 // idempotencyKey reads the header of that name.

@@ -70,6 +70,8 @@ func TestRefusals(t *testing.T) {
 		{"list limit", "GET", "/v1/sessions?limit=0", "", 400, "invalid_request", "limit: \\\"0\\\" is not allowed; allowed: 1 to 1000"},
 		{"list query", "GET", "/v1/sessions?order=asc", "", 400, "invalid_request", "order: is not a known query parameter"},
 		{"list after", "GET", "/v1/sessions?after=a%2Fb", "", 400, "bad_session_id", ""},
+		{"query where there is none", "GET", "/v1/agents?limit=1", "", 400, "invalid_request", "limit: is not a known query parameter; allowed here: none"},
+		{"bad query", "GET", "/v1/agents?%zz", "", 400, "invalid_request", "query: is not well-formed"},
 		{"doubled query", "GET", "/v1/sessions?limit=1&limit=2", "", 400, "invalid_request", "limit: is there twice"},
 		{"get no session", "GET", "/v1/sessions/none", "", 404, "not_found", "none"},
 		{"delete no session", "DELETE", "/v1/sessions/none", "", 404, "not_found", "none"},

@@ -13,6 +13,7 @@ type route struct {
 	segments []string
 	handle   func(*API, *call) error
 	flags    routeFlags
+	query    []string // the names that its query may have
 }
 
 type routeFlags uint8
@@ -23,6 +24,7 @@ const (
 	free                          // not counted by limits.max_requests
 	head                          // never changes anything and is small: HEAD is fine
 	starts                        // begins work: refused while draining
+	loose                         // the query is not checked
 )
 
 const (
@@ -33,34 +35,34 @@ const (
 // routes is every route of the API. The OpenAPI file lists the same ones; a
 // test compares the two.
 var routes = []route{
-	{"GET", "/", nil, (*API).landing, open | head},
-	{"GET", "/healthz", nil, (*API).health, open | free | head},
-	{"GET", "/readyz", nil, (*API).readiness, open | free | head},
-	{"GET", "/openapi.json", nil, (*API).openAPI, open | head},
-	{"GET", "/metrics", nil, (*API).metrics, free | head},
+	{"GET", "/", nil, (*API).landing, open | head | loose, nil},
+	{"GET", "/healthz", nil, (*API).health, open | free | head | loose, nil},
+	{"GET", "/readyz", nil, (*API).readiness, open | free | head | loose, nil},
+	{"GET", "/openapi.json", nil, (*API).openAPI, open | head | loose, nil},
+	{"GET", "/metrics", nil, (*API).metrics, free | head | loose, nil},
 
-	{"POST", "/v1/sessions", nil, (*API).createSession, starts},
-	{"GET", "/v1/sessions", nil, (*API).listSessions, 0},
-	{"GET", "/v1/sessions/{session_id}", nil, (*API).getSession, 0},
-	{"DELETE", "/v1/sessions/{session_id}", nil, (*API).deleteSession, 0},
-	{"POST", "/v1/sessions/{session_id}/turns", nil, (*API).startTurn, starts},
-	{"GET", "/v1/sessions/{session_id}/turns/{turn_id}", nil, (*API).getTurn, 0},
-	{"POST", "/v1/sessions/{session_id}/cancel", nil, (*API).cancel, 0},
-	{"GET", "/v1/sessions/{session_id}/events", nil, (*API).events, 0},
-	{"GET", "/v1/sessions/{session_id}/messages", nil, (*API).messages, 0},
+	{"POST", "/v1/sessions", nil, (*API).createSession, starts, nil},
+	{"GET", "/v1/sessions", nil, (*API).listSessions, 0, []string{"after", "limit"}},
+	{"GET", "/v1/sessions/{session_id}", nil, (*API).getSession, 0, nil},
+	{"DELETE", "/v1/sessions/{session_id}", nil, (*API).deleteSession, 0, nil},
+	{"POST", "/v1/sessions/{session_id}/turns", nil, (*API).startTurn, starts, nil},
+	{"GET", "/v1/sessions/{session_id}/turns/{turn_id}", nil, (*API).getTurn, 0, []string{"wait"}},
+	{"POST", "/v1/sessions/{session_id}/cancel", nil, (*API).cancel, 0, nil},
+	{"GET", "/v1/sessions/{session_id}/events", nil, (*API).events, 0, []string{"after", "turn_id"}},
+	{"GET", "/v1/sessions/{session_id}/messages", nil, (*API).messages, 0, []string{"after", "limit"}},
 
-	{"GET", "/v1/agents", nil, (*API).listAgents, 0},
-	{"POST", "/v1/agents", nil, (*API).createAgent, 0},
-	{"GET", "/v1/agents/{name}", nil, (*API).getAgent, 0},
-	{"PUT", "/v1/agents/{name}", nil, (*API).putAgent, 0},
-	{"DELETE", "/v1/agents/{name}", nil, (*API).deleteAgent, 0},
+	{"GET", "/v1/agents", nil, (*API).listAgents, 0, nil},
+	{"POST", "/v1/agents", nil, (*API).createAgent, 0, nil},
+	{"GET", "/v1/agents/{name}", nil, (*API).getAgent, 0, nil},
+	{"PUT", "/v1/agents/{name}", nil, (*API).putAgent, 0, nil},
+	{"DELETE", "/v1/agents/{name}", nil, (*API).deleteAgent, 0, nil},
 
-	{"POST", "/v1/chat/completions", nil, (*API).chatCompletions, openAI | starts},
-	{"GET", "/v1/models", nil, (*API).listModels, openAI},
-	{"GET", "/v1/models/{model}", nil, (*API).getModel, openAI},
+	{"POST", "/v1/chat/completions", nil, (*API).chatCompletions, openAI | starts | loose, nil},
+	{"GET", "/v1/models", nil, (*API).listModels, openAI | loose, nil},
+	{"GET", "/v1/models/{model}", nil, (*API).getModel, openAI | loose, nil},
 
-	{"GET", "/v1/access-log", nil, (*API).accessLog, 0},
-	{"GET", "/v1/events", nil, (*API).eventLog, 0},
+	{"GET", "/v1/access-log", nil, (*API).accessLog, 0, []string{"after", "limit"}},
+	{"GET", "/v1/events", nil, (*API).eventLog, 0, []string{"after", "limit"}},
 }
 
 // router finds routes by the number of segments and then one by one: there are

@@ -206,11 +206,7 @@ func (a *API) messages(c *call) error {
 // events follows a session, or one of its turns, from a cursor.
 func (a *API) events(c *call) error {
 	c.session = c.params[0]
-	q, err := c.query("after", "turn_id")
-	if err != nil {
-		return err
-	}
-	after, turn := q.Get("after"), q.Get("turn_id")
+	after, turn := c.query["after"], c.query["turn_id"]
 	if last := c.r.Header.Get("Last-Event-ID"); last != "" { // newer: the client has come back
 		after = last
 	}

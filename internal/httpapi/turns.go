@@ -153,11 +153,7 @@ func (c *call) wantsStream(asked *bool) bool {
 // getTurn tells how a turn stands, or waits for its end.
 func (a *API) getTurn(c *call) error {
 	c.session, c.turn = c.params[0], c.params[1]
-	q, err := c.query("wait")
-	if err != nil {
-		return err
-	}
-	wait := q.Get("wait")
+	wait := c.query["wait"]
 	if wait != "" && wait != "true" && wait != "false" {
 		return invalidField("wait", fmt.Sprintf("%.40q is not allowed; allowed: true, false", wait))
 	}

@@ -263,7 +263,8 @@ func (w *world) request(method, path, body string, headers ...string) *http.Requ
 
 func (w *world) do(method, path, body string, headers ...string) answer {
 	w.t.Helper()
-	resp, err := w.srv.Client().Do(w.request(method, path, body, headers...))
+	req := w.request(method, path, body, headers...)
+	resp, err := w.srv.Client().Do(req)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -272,7 +273,9 @@ func (w *world) do(method, path, body string, headers ...string) answer {
 	if err != nil {
 		w.t.Fatalf("%s %s: %v", method, path, err)
 	}
-	return answer{resp.StatusCode, resp.Header, b}
+	a := answer{resp.StatusCode, resp.Header, b}
+	w.conforms(req, body, a)
+	return a
 }
 
 // session makes a session of agent demo.
@@ -325,11 +328,13 @@ type frames struct {
 	t    testing.TB
 	resp *http.Response
 	r    *bufio.Reader
+	op   operation
 }
 
 func (w *world) open(method, path, body string, headers ...string) *frames {
 	w.t.Helper()
-	resp, err := w.srv.Client().Do(w.request(method, path, body, headers...))
+	req := w.request(method, path, body, headers...)
+	resp, err := w.srv.Client().Do(req)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -338,7 +343,8 @@ func (w *world) open(method, path, body string, headers ...string) *frames {
 		b, _ := io.ReadAll(resp.Body)
 		w.t.Fatalf("%s %s is no stream: %d %s", method, path, resp.StatusCode, b)
 	}
-	return &frames{w.t, resp, bufio.NewReader(resp.Body)}
+	op, _ := w.operation(req)
+	return &frames{w.t, resp, bufio.NewReader(resp.Body), op}
 }
 
 // next gives the next frame; ok is false at the end.
@@ -355,6 +361,7 @@ func (f *frames) next() (out frame, ok bool) {
 		}
 		line = strings.TrimSuffix(line, "\n")
 		if line == "" {
+			f.conforms(out)
 			return out, true
 		}
 		any = true
