@@ -16,6 +16,7 @@ const usage = `usage:
   load overload --target URL [--agent NAME] [--concurrency LIMIT] [--factor 10] [--overload-for D] [--json]
   load table    FILE...                        a table of recorded points
   load plot     --out FILE NAME=POINTS...      an SVG of recorded sweeps
+  load columns  NAME=POINTS...                 sweeps side by side, with ratios to the last
   load compare  [--limit 0.2] --base A,B,C --head A,B,C   medians of runs; exit 1 on growth
 each with -h for its flags
 `
@@ -24,7 +25,7 @@ each with -h for its flags
 // a check failed or errors were counted, 2 = could not run.
 func Command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	sub := map[string]func(context.Context, []string, io.Writer, io.Writer) (bool, error){
-		"turns": turnsCommand, "overload": overloadCommand, "table": tableCommand, "plot": plotCommand, "compare": compareCommand,
+		"turns": turnsCommand, "overload": overloadCommand, "table": tableCommand, "plot": plotCommand, "columns": columnsCommand, "compare": compareCommand,
 	}
 	if len(args) == 0 || sub[args[0]] == nil {
 		_, _ = io.WriteString(stderr, usage)
@@ -59,7 +60,7 @@ func configFlags(fs *flag.FlagSet, c *Config) (finish func() error) {
 	fs.StringVar(&c.Table, "table", "", "write a table to `FILE`")
 	fs.StringVar(&c.Plot, "plot", "", "write an SVG to `FILE`")
 	keyFile := fs.String("api-key-file", "", "`FILE` with the API key (default: $PERDURE_API_KEY)")
-	protocol := fs.String("protocol", "perdure", "perdure or chat (OpenAI Chat Completions)")
+	protocol := fs.String("protocol", "perdure", "perdure, chat (OpenAI Chat Completions), or the `FILE` of a description")
 	c.Labels = map[string]string{}
 	fs.Func("label", "`KEY=VALUE` copied into the settings; may be repeated", func(s string) error {
 		k, v, ok := strings.Cut(s, "=")
@@ -83,7 +84,14 @@ func configFlags(fs *flag.FlagSet, c *Config) (finish func() error) {
 		case "chat":
 			c.Protocol = ChatCompletions(c.Agent, c.InputBytes)
 		default:
-			return fmt.Errorf("protocol %q: want perdure or chat", *protocol)
+			f, err := os.Open(*protocol)
+			if err != nil {
+				return fmt.Errorf("protocol: want perdure, chat or a file: %w", err)
+			}
+			defer func() { _ = f.Close() }()
+			if c.Protocol, err = ReadProtocol(f); err != nil {
+				return err
+			}
 		}
 		if fs.NArg() > 0 {
 			return fmt.Errorf("unexpected argument %q", fs.Arg(0))
@@ -166,19 +174,39 @@ func plotCommand(_ context.Context, args []string, _, stderr io.Writer) (bool, e
 	if *out == "" || fs.NArg() == 0 {
 		return false, errors.New("want --out FILE and NAME=POINTS")
 	}
+	all, err := readSeries(fs.Args())
+	if err != nil {
+		return false, err
+	}
+	return true, writeFile(*out, func(f *os.File) error { return WritePlot(f, all) })
+}
+
+func columnsCommand(_ context.Context, args []string, stdout, _ io.Writer) (bool, error) {
+	all, err := readSeries(args)
+	if err != nil {
+		return false, err
+	}
+	return true, WriteColumns(stdout, all)
+}
+
+// readSeries reads sweeps given as NAME=FILE.
+func readSeries(args []string) ([]Series, error) {
 	var all []Series
-	for _, a := range fs.Args() {
+	for _, a := range args {
 		name, file, ok := strings.Cut(a, "=")
 		if !ok {
-			return false, fmt.Errorf("%q: want NAME=POINTS", a)
+			return nil, fmt.Errorf("%q: want NAME=POINTS", a)
 		}
 		points, err := readFile(file)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		all = append(all, Series{name, points})
 	}
-	return true, writeFile(*out, func(f *os.File) error { return WritePlot(f, all) })
+	if len(all) == 0 {
+		return nil, errors.New("want NAME=POINTS")
+	}
+	return all, nil
 }
 
 func compareCommand(_ context.Context, args []string, stdout, stderr io.Writer) (bool, error) {

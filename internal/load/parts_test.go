@@ -308,6 +308,8 @@ func TestCommand(t *testing.T) {
 		{"table " + filepath.Join(dir, "none"), 2, ""},
 		{"plot --out " + filepath.Join(dir, "p.svg") + " x=" + a + " y=" + b, 0, ""},
 		{"plot --out " + filepath.Join(dir, "p.svg"), 2, ""},
+		{"columns slow=" + b + " quick=" + a, 0, "2.00×"},
+		{"columns", 2, ""},
 		{"compare --base " + a + " --head " + a, 0, "+0.0 %"},
 		{"compare --base " + a + " --head " + b, 1, "ALARM"},
 		{"compare --limit 1.5 --base " + a + " --head " + b, 0, "+100.0 %"},
