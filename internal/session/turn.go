@@ -108,10 +108,11 @@ type Watcher struct {
 	s      *Service
 	flow   string
 	sub    *stream.Sub
-	turn   string      // only this turn; "" = all
-	last   core.Cursor // events up to here were given
-	replay bool        // the log from last on is to be read first
-	early  []Event     // came with or before the answer
+	turn   string         // only this turn; "" = all
+	last   core.Cursor    // events up to here were given
+	replay bool           // the log from last on is to be read first
+	early  []Event        // came with or before the answer
+	held   []stream.Frame // came with or before the answer; given when the log was read
 	ended  bool
 	said   uint64 // steps up to this one have said their message: no delta of them any more
 	// Started: the turn runs; else it waits in the queue.
@@ -142,11 +143,13 @@ func (w *Watcher) awaitAnswer(ctx context.Context) error {
 				return a.err
 			}
 			w.turn, w.Started, w.Duplicate = a.reply.MessageIDs[0], a.reply.Started, a.reply.Duplicate
+			frames[i] = stream.Frame{}
 			if w.Duplicate {
-				w.replay = true // it may have ended long ago
+				// It may have ended long ago, so the log comes first. What was
+				// queued meanwhile is behind it: the text shown so far, too.
+				w.replay, w.held = true, frames
 				return nil
 			}
-			frames[i] = stream.Frame{}
 			w.early = w.convert(nil, frames)
 			return nil
 		}
@@ -203,6 +206,10 @@ var ErrEnded = errors.New("the turn has ended")
 
 func (w *Watcher) more(ctx context.Context) ([]Event, error) {
 	if !w.replay {
+		if frames := w.held; len(frames) > 0 {
+			w.held = nil
+			return w.convert(nil, frames), nil
+		}
 		frames, err := w.sub.Next(ctx)
 		if err != nil {
 			return nil, err
