@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -15,10 +16,10 @@ import (
 // flushed, a snapshot is taken and verified, and the journal is trimmed up to
 // what both hold.
 const (
-	upkeepEvery   = 10 * time.Second
-	upkeepBytes   = 64 << 20 // journal bytes since the last trim
-	upkeepAge     = 10 * time.Minute
-	memoryRelease = 0.5 // share of hot flows gone that gives memory back to the system
+	upkeepEvery  = 10 * time.Second
+	upkeepBytes  = 64 << 20 // journal bytes since the last trim
+	upkeepAge    = 10 * time.Minute
+	releaseEvery = 5 * time.Second
 )
 
 func snapshotPrefix(id int) string { return fmt.Sprintf("p%03d/snapshot", id) }
@@ -86,19 +87,32 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 	return m.AppliedLSN, errors.Join(err, trimErr)
 }
 
-// releaseMemory gives memory back to the system after many sessions went idle:
-// the runtime alone keeps it for minutes.
+// releaseMemory gives memory back to the system once, each time the server has
+// gone quiet after work: sessions have left memory and nothing is written. The
+// tables shrink their memtables, the block cache is dropped; the runtime alone
+// would keep all of it for minutes, and the tables for ever.
 func (s *Server) releaseMemory(ctx context.Context) {
-	peak := 0
-	for s.wait(ctx, 5*time.Second) {
-		hot := s.hotFlows(ctx)
-		if hot > peak {
-			peak = hot
+	var last, released uint64 // sums of applied LSNs
+	for s.wait(ctx, releaseEvery) {
+		applied := uint64(0)
+		for _, p := range s.parts {
+			applied += p.tables.AppliedLSN()
 		}
-		if peak > 64 && float64(hot) < float64(peak)*(1-memoryRelease) {
-			debug.FreeOSMemory()
-			peak = hot
+		quiet := applied == last && s.pool.Running() == 0
+		last = applied
+		if !quiet || applied == released || s.hotFlows(ctx) > 0 {
+			continue
 		}
+		runtime.GC() // what the tables allocate anew then fills the gaps left
+		for _, p := range s.parts {
+			if _, err := p.tables.Shrink(); err != nil {
+				s.log.Warn("tables kept their memory", "partition", p.id, "error", err)
+			}
+		}
+		s.shared.Drop()
+		runtime.GC() // empties the pools of sync.Pool, in two rounds
+		debug.FreeOSMemory()
+		released = applied
 	}
 }
 
