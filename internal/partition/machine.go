@@ -284,11 +284,13 @@ func (m *Machine) open(g *gate) {
 		g.run()
 		return
 	}
-	for i := range g.effects {
-		m.release(&g.effects[i])
-	}
+	// Events come first: the start of a step is shown before what the step
+	// writes, which begins with the release of its effect.
 	if len(g.events) > 0 {
 		m.cfg.Observer.Publish(g.flowID, g.events)
+	}
+	for i := range g.effects {
+		m.release(&g.effects[i])
 	}
 	if g.answer != nil {
 		g.answer(g.reply, nil)
