@@ -27,7 +27,11 @@ func Open(cfg Config) (*Machine, Recovery, error) {
 	m.committed = cfg.Tables.AppliedLSN()
 	m.nextLSN = m.committed + 1
 	var rec Recovery
-	if err := cfg.Log.Replay(m.nextLSN, func(f journal.Frame) error { return m.replay(f, &rec) }); err != nil {
+	from := m.nextLSN
+	if m.committed > 0 && m.committed >= cfg.Log.FirstLSN() {
+		from = m.committed // its time is needed, see replay
+	}
+	if err := cfg.Log.Replay(from, func(f journal.Frame) error { return m.replay(f, &rec) }); err != nil {
 		return nil, rec, fmt.Errorf("partition %d: replay journal: %w", cfg.ID, err)
 	}
 	m.nextSeq = cfg.Log.NextSeq()
@@ -52,6 +56,13 @@ func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
 		if err != nil {
 			return err
 		}
+		if lsn+1 == m.nextLSN {
+			// In the tables already; but time goes on from here, also when the
+			// machine's clock was set back while nobody ran.
+			if err := m.resumeTime(raw); err != nil {
+				return err
+			}
+		}
 		if lsn >= m.nextLSN {
 			if err := m.replayEntry(b, raw, lsn); err != nil {
 				return err
@@ -61,10 +72,10 @@ func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
 		}
 		lsn++
 	}
-	rec.Frames++
 	if b.count == 0 {
 		return nil
 	}
+	rec.Frames++
 	b.rows = m.cfg.Tables.NewBatch()
 	b.encodeRows()
 	m.committed = b.lastLSN()
@@ -74,6 +85,15 @@ func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
 		return fmt.Errorf("write tables: %w", err)
 	}
 	b.untouch(m)
+	return nil
+}
+
+func (m *Machine) resumeTime(raw []byte) error {
+	e := &wire.Entry{}
+	if err := e.UnmarshalVT(raw); err != nil {
+		return fmt.Errorf("entry %d: %w", m.nextLSN-1, err)
+	}
+	m.lastUs = max(m.lastUs, e.TimeUs)
 	return nil
 }
 
