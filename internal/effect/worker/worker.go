@@ -147,7 +147,7 @@ func (p *Pool) run(ctx context.Context, call *Call) {
 	defer p.wg.Done()
 	select {
 	case <-p.bound:
-	case <-ctx.Done():
+	case <-p.ctx.Done(): // not ctx: an attempt that is cancelled already is answered too
 		p.forget(call)
 		return
 	}
@@ -199,7 +199,9 @@ func (p *Pool) answer(w *partition.Work, res *wire.StepResult, last bool) {
 		p.log.Error("step result refused", "flow", w.FlowID, "step", w.Name, "error", err)
 		if !last {
 			go p.answer(w, p.handler.Fail(w, err), true)
+			return
 		}
+		p.hub.Drop(w.FlowID, w.Exec)
 	}})
 	if err != nil && p.ctx.Err() == nil && !errors.Is(err, partition.ErrStopped) {
 		p.log.Error("step result not proposed", "flow", w.FlowID, "step", w.Name, "error", err)
