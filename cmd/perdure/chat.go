@@ -17,9 +17,14 @@ func chatCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "chat",
 		Short: "Talk to an agent in the terminal; Ctrl-C cancels the turn",
+		Long:  "Talk to an agent in the terminal. Ctrl-C while it answers cancels the turn; at the\nprompt it leaves. An API key is taken from PERDURE_KEY.",
 		Args:  cobra.NoArgs,
 	}
-	c.Flags().StringVar(&o.Client.Target, "target", "http://127.0.0.1:8080", "the server's URL")
+	target := os.Getenv("PERDURE_TARGET")
+	if target == "" {
+		target = "http://127.0.0.1:8080"
+	}
+	c.Flags().StringVar(&o.Client.Target, "target", target, "the server's URL, or PERDURE_TARGET")
 	c.Flags().StringVar(&o.Agent, "agent", "demo", "the agent's name")
 	c.Flags().StringVar(&o.Session, "session", "", "go on with this session")
 	c.Flags().StringVarP(&o.Once, "message", "m", "", "send one message, print the answer, end")

@@ -45,7 +45,9 @@ var levels = []struct {
 	{"internal/server", 70},
 	{"internal/sim", 80},
 	{"cmd/perdure", 100},
-	{"e2e", 110},
+	{"e2e/clients", 110},
+	{"e2e/crash", 110},
+	{"e2e/docs", 110},
 }
 
 // seam is what only the packages at the edge may import or call. An entry
