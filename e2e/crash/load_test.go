@@ -384,7 +384,7 @@ func (r *record) endedTexts() []string {
 	defer r.mu.Unlock()
 	started := map[string]bool{}
 	for _, raw := range r.seen {
-		if !strings.Contains(raw, "\nevent: turn.started\n") {
+		if eventOf(raw) != "turn.started" {
 			continue
 		}
 		var d struct {
@@ -402,6 +402,13 @@ func (r *record) endedTexts() []string {
 		}
 	}
 	return out
+}
+
+// eventOf gives the name of the event in a frame.
+func eventOf(raw string) string {
+	_, after, _ := strings.Cut(raw, "\nevent: ")
+	name, _, _ := strings.Cut(after, "\n")
+	return name
 }
 
 func missingTexts(want []string, got []json.RawMessage) string {

@@ -110,7 +110,7 @@ func (k *loop) live() {
 		}
 	}
 	if k.srv.gone() {
-		k.t.Fatalf("seed %d, round %d: the server ended by itself: %v", k.seed, k.round, k.srv.err)
+		k.t.Fatalf("seed %d, round %d: the server ended by itself: %v; its log ends:\n%s", k.seed, k.round, k.srv.err, k.srv.log)
 	}
 }
 
@@ -298,10 +298,12 @@ func (k *loop) settle() {
 	if err != nil {
 		k.t.Fatalf("read the disk at the end: %v", err)
 	}
-	if err := d.checkTakeUp(k.before); err != nil {
-		k.l.fail(nil, "%v", err)
+	if k.before != nil {
+		if err := d.checkTakeUp(k.before); err != nil {
+			k.l.fail(nil, "%v", err)
+		}
+		k.before.close()
 	}
-	k.before.close()
 	k.before = d
 	k.checkAll(true)
 	if err := d.judge(k.l.all(), true); err != nil {

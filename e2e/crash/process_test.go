@@ -100,15 +100,14 @@ func (l *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// line gives a line of the log that holds word, and what follows it.
+// line gives the first line of the log that holds word, or "".
 func (l *tail) line(word string) string {
-	text := l.String()
-	at := strings.Index(text, word)
-	if at < 0 {
-		return ""
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, word) {
+			return strings.TrimSpace(line)
+		}
 	}
-	at = strings.LastIndexByte(text[:at], '\n') + 1
-	return text[at:min(len(text), at+4000)]
+	return ""
 }
 
 func (l *tail) String() string {
@@ -289,16 +288,21 @@ func mockModel(t *testing.T, environ ...string) string {
 // config is a server's configuration: the mock as provider, agent plain, and
 // agent tooled with one tool when there is a URL of it.
 func config(model, tool string, more ...string) string {
+	return configWith(model, tool, 500*time.Millisecond, more...)
+}
+
+// configWith is config where a model may be silent for so long.
+func configWith(model, tool string, silence time.Duration, more ...string) string {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "kernel:\n  partitions: %d\n", partitions)
 	fmt.Fprintf(&b, "providers:\n  mock:\n    type: openai\n    base_url: %q\n    model: mock\n    concurrency_limit: %d\n"+
-		"    first_byte_timeout: 2s\n    idle_timeout: 500ms\n"+
-		"    retry: {max_attempts: 6, initial_interval: 20ms, max_interval: 200ms}\n", model+"/v1", concurrencyLimit)
+		"    first_byte_timeout: %s\n    idle_timeout: %s\n"+
+		"    retry: {max_attempts: 6, initial_interval: 20ms, max_interval: 200ms}\n", model+"/v1", concurrencyLimit, 4*silence, silence)
 	agents := "agents:\n  plain: {provider: mock}\n"
 	if tool != "" {
 		fmt.Fprintf(&b, "tools:\n  lookup:\n    description: looks something up\n"+
 			"    parameters: {type: object, properties: {q: {type: string}}, required: [q]}\n"+
-			"    http: {url: %q, allow_private: true, timeout: 2s}\n", tool)
+			"    http: {url: %q, allow_private: true, timeout: %s}\n", tool, 4*silence)
 		agents += "  tooled: {provider: mock, tools: [lookup]}\n"
 	}
 	b.WriteString(agents)
