@@ -127,10 +127,9 @@ type placesFile struct {
 }
 
 const (
-	placesFormat    = 1
-	maxPlacesBytes  = 1 << 20
-	maxPartitions   = 1 << 12
-	errPlacesFormat = "places have format %d, this program reads %d"
+	placesFormat   = 1
+	maxPlacesBytes = 1 << 20
+	maxPartitions  = 1 << 12
 )
 
 func encodePlaces(store string, places []place) ([]byte, error) {
@@ -150,7 +149,7 @@ func decodePlaces(raw []byte) (store string, places []place, err error) {
 		return "", nil, fmt.Errorf("places are damaged: %w", err)
 	}
 	if f.Format != placesFormat {
-		return "", nil, fmt.Errorf(errPlacesFormat, f.Format, placesFormat)
+		return "", nil, fmt.Errorf("places have format %d, this program reads %d", f.Format, placesFormat)
 	}
 	if f.Store == "" || len(f.Places) > maxPartitions {
 		return "", nil, errors.New("places are damaged: no store, or too many partitions")

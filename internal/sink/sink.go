@@ -200,6 +200,11 @@ func (s *Sinks) openLogs(store string) (err error) {
 	for _, l := range s.drain.logs() {
 		s.forgetNewLives(l)
 	}
+	for _, l := range append(s.drain.logs(), s.logs[Access]) {
+		if err := l.cut(); err != nil { // before the next write then
+			s.cfg.Log.Warn("the torn end of a log could not be cut; it is tried again", "log", l.kind, "error", err)
+		}
+	}
 	for _, l := range s.logs {
 		if err := l.expire(s.cfg.Clock.Now()); err != nil {
 			s.cfg.Log.Warn("retention of logs failed; it is tried again", "error", err)

@@ -129,7 +129,7 @@ func newWorld(t testing.TB, fs vfs.FS, partitions int, change func(*Config)) *wo
 		change(&w.cfg)
 	}
 	must(t, fs.MkdirAll("data", 0o755))
-	must(t, syncDir(fs, ""))
+	must(t, syncDir(fs, fs.PathDir("data")))
 	w.open()
 	return w
 }
@@ -306,7 +306,7 @@ func (w *world) lines(dir string, kind Kind) []line {
 		for l := range strings.Lines(string(raw)) {
 			var v line
 			if err := json.Unmarshal([]byte(l), &v); err != nil {
-				w.t.Fatalf("%s: %v in %q", name, err, l)
+				w.t.Fatalf("%s: %v in %.100q", name, err, l)
 			}
 			out = append(out, v)
 		}
