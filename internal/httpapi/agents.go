@@ -146,6 +146,15 @@ func (v value) httpTool(into *tool.HTTP) error {
 	})
 }
 
+// agentKnown finds an agent.
+func (a *API) agentKnown(tenant, name string) (*agent.Agent, error) {
+	ag, err := a.svc.Agents().Get(tenant, name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %.100q", err, name)
+	}
+	return ag, nil
+}
+
 func (a *API) listAgents(c *call) error {
 	views := []agentView{}
 	for _, ag := range a.svc.Agents().List(c.tenant) {

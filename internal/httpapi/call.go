@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -295,6 +294,3 @@ func (c *call) idempotencyKey() (string, error) {
 }
 
 const maxIdempotencyKey = 255
-
-// gone reports whether the client has left.
-func (c *call) gone() bool { return errors.Is(context.Cause(c.r.Context()), context.Canceled) }

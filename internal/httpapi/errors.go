@@ -11,6 +11,7 @@ import (
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/session"
+	"github.com/perdure-dev/perdure/internal/stream"
 )
 
 // refusal is an error as a client sees it. It never holds a secret.
@@ -83,6 +84,9 @@ func refusalOf(err error) (r *refusal, ok bool) {
 	case errors.Is(err, partition.ErrLost):
 		return &refusal{status: http.StatusServiceUnavailable, code: "outcome_unknown", message: "the journal was lost while the request ran; whether it took effect is unknown",
 			hint: "send the request again with the same Idempotency-Key", retry: time.Second}, true
+	case errors.Is(err, stream.ErrSlowReader): // before the turn's ID was known
+		return &refusal{status: http.StatusServiceUnavailable, code: "outcome_unknown", message: "this request fell behind the session's events; its input is probably accepted",
+			hint: "send the request again with the same Idempotency-Key, or look at the session's events", retry: time.Second}, true
 	case errors.Is(err, partition.ErrOverloaded):
 		return &refusal{status: http.StatusTooManyRequests, code: "overloaded", message: "too many requests wait for this session's partition; nothing was done",
 			hint: "try again after the time of Retry-After", retry: time.Second}, true

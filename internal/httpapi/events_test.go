@@ -313,9 +313,10 @@ func TestSlowReader(t *testing.T) {
 		w.api.ServeHTTP(slow, req)
 	}()
 	<-slow.first
+	w.script.release <- struct{}{}
 	id := slow.Header().Get("X-Perdure-Turn")
 	whole := w.do("GET", path+"/turns/"+id+"?wait=true", "")
-	if whole.get(t, "status") != "completed" || len(whole.get(t, "text")) != 512<<10 {
+	if whole.get(t, "status") != "completed" || len(whole.get(t, "text")) != 4+(512<<10) {
 		t.Fatalf("the turn: %.300s", whole.body)
 	}
 	close(slow.let)
@@ -360,6 +361,10 @@ func TestStalledReader(t *testing.T) {
 	if err := req.Write(conn); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := conn.Read(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	w.script.release <- struct{}{}
 	if r := w.awaitRecord("/v1/sessions/{session_id}/turns"); r.Closed != "stalled" {
 		t.Errorf("access record %+v", r)
 	}

@@ -1,12 +1,21 @@
 package httpapi
 
 import (
+	"context"
 	"crypto/sha256"
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/config"
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/session"
+	"github.com/perdure-dev/perdure/internal/stream"
 )
 
 // TestRefusals sends what must be refused and checks status, code and what the
@@ -128,6 +137,45 @@ func TestRefusals(t *testing.T) {
 	}
 	if n := w.log.Len(); n > 0 {
 		t.Errorf("the log has %d bytes of errors: %s", n, w.log)
+	}
+}
+
+// TestErrorsOfBelow: each error that the packages below may give has its answer.
+func TestErrorsOfBelow(t *testing.T) {
+	for _, tt := range []struct {
+		err    error
+		status int
+		code   string
+		retry  bool
+	}{
+		{fmt.Errorf("%w: partition 1: %w", partition.ErrLost, errors.New("disk")), 503, "outcome_unknown", true},
+		{partition.ErrOverloaded, 429, "overloaded", true},
+		{partition.ErrStopped, 503, "draining", true},
+		{stream.ErrSlowReader, 503, "outcome_unknown", true},
+		{&session.Overloaded{RetryAfter: time.Second}, 429, "overloaded", true},
+		{&core.Error{Code: core.NotFound}, 404, "not_found", false},
+		{&core.Error{Code: core.Exists}, 409, "already_exists", false},
+		{&core.Error{Code: core.Busy}, 409, "busy", false},
+		{&core.Error{Code: core.QueueFull}, 429, "queue_full", true},
+		{&core.Error{Code: core.StaleAttempt}, 409, "stale_attempt", false},
+		{&core.Error{Code: core.NotDue}, 409, "not_due", false},
+		{&core.Error{Code: core.Invalid}, 400, "invalid", false},
+		{&core.Error{Code: core.LimitReached}, 413, "limit_reached", false},
+		{fmt.Errorf("%w: x", agent.ErrNoAgent), 404, "agent_not_found", false},
+		{agent.ErrConfigged, 409, "agent_in_config", false},
+		{&agent.DefinitionError{Path: "tools[0]", Problem: "x"}, 400, "invalid_agent", false},
+		{session.ErrBadID, 400, "bad_session_id", false},
+		{session.ErrBadCursor, 400, "bad_cursor", false},
+		{session.ErrCursorAhead, 400, "cursor_ahead", false},
+		{context.Canceled, 499, "client_gone", false},
+	} {
+		r, ok := refusalOf(fmt.Errorf("somewhere: %w", tt.err))
+		if !ok || r.status != tt.status || r.code != tt.code || (r.retry > 0) != tt.retry {
+			t.Errorf("%v: %+v", tt.err, r)
+		}
+	}
+	if _, ok := refusalOf(errors.New("secret path /x")); ok {
+		t.Error("an error that no one foresaw is shown to clients")
 	}
 }
 

@@ -17,19 +17,38 @@ func TestTurnStream(t *testing.T) {
 	if !strings.HasPrefix(got, "turn.started ") || !strings.HasSuffix(got, " message.completed turn.completed") {
 		t.Errorf("events: %s", got)
 	}
-	var text string
+	var text, whole string // a short answer may come without deltas
 	for _, fr := range all {
-		if fr.event == "message.delta" {
+		switch {
+		case fr.event == "message.delta":
 			text += lookUp(t, []byte(fr.data), "text")
 			if fr.id != "" {
 				t.Errorf("a delta has an ID: %v", fr)
 			}
-		} else if fr.id == "" {
+		case fr.id == "":
 			t.Errorf("a durable event has no ID: %v", fr)
+		case fr.event == "message.completed":
+			whole = lookUp(t, []byte(fr.data), "message.content")
 		}
 	}
-	if text != "you said hello" {
-		t.Errorf("text %q", text)
+	if whole != "you said hello" || text != "" && text != whole {
+		t.Errorf("text %q, deltas %q", whole, text)
+	}
+}
+
+// TestDeltasAddUp: what is shown while it is written is the message.
+func TestDeltasAddUp(t *testing.T) {
+	w := newWorld(t)
+	f := w.open("POST", "/v1/sessions/"+w.session()+"/turns", `{"input":"hold","stream":true}`)
+	shown := lookUp(t, []byte(f.until("message.delta").data), "text")
+	w.script.release <- struct{}{}
+	fr := f.until("message.delta")
+	if lookUp(t, []byte(fr.data), "offset") != "7" {
+		t.Errorf("%v", fr)
+	}
+	shown += lookUp(t, []byte(fr.data), "text")
+	if whole := lookUp(t, []byte(f.until("message.completed").data), "message.content"); shown != whole || whole != "before after" {
+		t.Errorf("shown %q, message %q", shown, whole)
 	}
 }
 

@@ -34,7 +34,7 @@ import (
 // script is a model that does what the last user message says.
 type script struct {
 	held    chan string   // gets the word after "hold" when such a call waits
-	release chan struct{} // lets one held call go on
+	release chan struct{} // lets one call go on that waits
 
 	mu   sync.Mutex
 	seen []string // guarded by mu; the messages of each call, joined
@@ -98,7 +98,12 @@ func (s *script) Generate(ctx context.Context, req model.Request, sink model.Sin
 		say("Let me see.")
 		res.FinishReason = "tool_calls"
 		res.ToolCalls = []model.ToolCall{{ID: "call_1", Name: "missing", Arguments: "{}"}}
-	case "big":
+	case "big": // half a megabyte, once it is let
+		say("big ")
+		select {
+		case <-s.release:
+		case <-ctx.Done():
+		}
 		for range 64 {
 			say(strings.Repeat("x", 8<<10))
 		}
