@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/config"
 	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/session"
@@ -76,4 +80,93 @@ func TestTurnSurvivesRestart(t *testing.T) {
 		t.Fatalf("messages after restart: %+v", msgs)
 	}
 	runTurn(t, s, sess.ID, "again")
+}
+
+func TestLostTablesComeBackFromSnapshotAndJournal(t *testing.T) {
+	dir := t.TempDir()
+	s := openServer(t, dir)
+	ctx := context.Background()
+	var ids []string
+	for range 8 { // over all partitions
+		sess, err := s.Sessions().Create(ctx, "default", session.CreateRequest{Agent: "demo"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sess.ID)
+	}
+	runTurn(t, s, ids[0], "before the snapshot")
+	for _, p := range s.parts {
+		if _, err := s.snapshot(ctx, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runTurn(t, s, ids[0], "after the snapshot")
+	s.Close()
+	for i := range s.parts {
+		if err := os.RemoveAll(filepath.Join(dir, fmt.Sprintf("p%03d", i), "tables")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = openServer(t, dir)
+	for _, id := range ids {
+		if _, err := s.Sessions().Get(ctx, "default", id); err != nil {
+			t.Errorf("session %s: %v", id, err)
+		}
+	}
+	msgs, _, err := s.Sessions().Messages(ctx, "default", ids[0], "", 0)
+	if err != nil || len(msgs) != 4 {
+		t.Fatalf("%d messages (%v), want 4", len(msgs), err)
+	}
+}
+
+func TestDataDirectoryIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	s := openServer(t, dir)
+	cfg := config.Default()
+	cfg.Data = dir
+	if _, err := Open(cfg, env.Real(), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Fatalf("a second process: %v", err)
+	}
+	s.Close()
+	cfg.Kernel.Partitions = 7
+	if _, err := Open(cfg, env.Real(), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "4 partitions") {
+		t.Fatalf("another partition count: %v", err)
+	}
+	openServer(t, dir) // the refusals left it as it was
+}
+
+func TestEpochsRise(t *testing.T) {
+	dir := t.TempDir()
+	for want := uint64(1); want <= 3; want++ {
+		s := openServer(t, dir)
+		for _, p := range s.parts {
+			if p.epoch != want {
+				t.Fatalf("partition %d: epoch %d, want %d", p.id, p.epoch, want)
+			}
+		}
+		s.Close()
+	}
+}
+
+func TestAgentsOfTheAPISurviveARestart(t *testing.T) {
+	dir := t.TempDir()
+	s := openServer(t, dir)
+	ctx := context.Background()
+	def := agent.Definition{Name: "mine", Provider: "demo", Instructions: "Be brief."}
+	if _, err := s.Sessions().PutAgent(ctx, "default", def); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	s = openServer(t, dir)
+	if _, err := s.Sessions().Agents().Get("default", "mine"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sessions().DeleteAgent(ctx, "default", "mine"); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	s = openServer(t, dir)
+	if _, err := s.Sessions().Agents().Get("default", "mine"); !errors.Is(err, agent.ErrNoAgent) {
+		t.Fatalf("deleted agent: %v", err)
+	}
 }

@@ -89,8 +89,9 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 
 // releaseMemory gives memory back to the system once, each time the server has
 // gone quiet after work: sessions have left memory and nothing is written. The
-// tables shrink their memtables, the block cache is dropped; the runtime alone
-// would keep all of it for minutes, and the tables for ever.
+// tables shrink their memtables, idle connections and the block cache are
+// dropped; the runtime alone would keep all of it for minutes, and the tables
+// for ever.
 func (s *Server) releaseMemory(ctx context.Context) {
 	var last, released uint64 // sums of applied LSNs
 	for s.wait(ctx, releaseEvery) {
@@ -103,14 +104,21 @@ func (s *Server) releaseMemory(ctx context.Context) {
 		if !quiet || applied == released || s.hotFlows(ctx) > 0 {
 			continue
 		}
-		runtime.GC() // what the tables allocate anew then fills the gaps left
+		for _, p := range s.providers {
+			if idle, ok := p.Provider.(interface{ DropIdle() }); ok {
+				idle.DropIdle()
+			}
+		}
+		s.tools.Close() // idle connections; calls dial anew
+		runtime.GC()    // what the tables allocate anew then fills the gaps left
 		for _, p := range s.parts {
 			if _, err := p.tables.Shrink(); err != nil {
 				s.log.Warn("tables kept their memory", "partition", p.id, "error", err)
 			}
 		}
 		s.shared.Drop()
-		runtime.GC() // empties the pools of sync.Pool, in two rounds
+		runtime.GC() // sync.Pool gives its memory up in the second round
+		runtime.GC()
 		debug.FreeOSMemory()
 		released = applied
 	}

@@ -223,7 +223,9 @@ type Sub struct {
 
 func (s *Sub) push(f Frame, size int) {
 	s.mu.Lock()
-	if s.err == nil {
+	if f.Note != nil {
+		s.queue = append(s.queue, f) // the owner's own, and few: never lost to the bound
+	} else if s.err == nil {
 		s.bytes += size + frameOverhead
 		if s.bytes > s.bound && len(s.queue) > 0 {
 			s.err = ErrSlowReader

@@ -202,6 +202,9 @@ func (p *OpenAI) Check(ctx context.Context) error {
 // Close implements Provider.
 func (p *OpenAI) Close() { p.http.Close() }
 
+// DropIdle closes idle connections; the next call dials.
+func (p *OpenAI) DropIdle() { p.http.DropIdle() }
+
 // Stats reads the counters of the connections.
 func (p *OpenAI) Stats() OpenAIStats { return p.http.Stats() }
 

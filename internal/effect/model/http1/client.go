@@ -98,7 +98,7 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	c.stopped = true
 	c.mu.Unlock()
-	c.dropIdle()
+	c.DropIdle()
 }
 
 // stream is the part of a network connection used here.
@@ -288,9 +288,9 @@ func (c *Client) reap() {
 	}
 }
 
-// dropIdle closes every idle connection: on Close, and when one of them was
+// DropIdle closes every idle connection: on Close, to save memory, and when one was
 // found dead, because the others are older and surely dead too.
-func (c *Client) dropIdle() {
+func (c *Client) DropIdle() {
 	c.mu.Lock()
 	old := c.idle
 	c.idle = nil

@@ -70,7 +70,7 @@ func (x *Exchange) Do(ctx context.Context, c *Client, req RequestWriter) error {
 		x.Close()
 		x.c = c
 		c.stale.Add(1)
-		c.dropIdle()
+		c.DropIdle()
 	}
 }
 
