@@ -29,7 +29,7 @@ type Config struct {
 	Data         string        `key:"data" default:"./data" check:"nonempty" doc:"Directory of the journal, the state and the sinks. One process at a time."`
 	Store        string        `key:"store" check:"store" doc:"Where the journal lives: empty = local segments with fdatasync in data; mem: = nothing is persisted."`
 	DrainTimeout time.Duration `key:"drain_timeout" default:"30s" min:"0s" max:"1h" doc:"On SIGTERM: how long running turns may go on before they are left to the next start."`
-	JSONLDir     string        `key:"jsonl_dir" doc:"Also write transcripts as JSONL files into this directory. Empty = off."`
+	JSONLDir     string        `key:"jsonl_dir" doc:"Also write transcripts and events as JSONL files into this directory, for export. Empty = off."`
 
 	Kernel    Kernel               `key:"kernel" doc:"Scheduling of turns."`
 	Limits    Limits               `key:"limits" doc:"What one client may send. Over a limit: a 4xx answer that names it."`
@@ -110,12 +110,12 @@ type Provider struct {
 	APIKey Secret
 }
 
-// Retry is an exponential backoff. The provider's Retry-After is honoured
-// within MaxInterval.
+// Retry is an exponential backoff. The provider's Retry-After is honoured as
+// long as the turn's time-out allows.
 type Retry struct {
 	MaxAttempts     int           `key:"max_attempts" default:"4" min:"1" max:"100" doc:"Tries in all."`
 	InitialInterval time.Duration `key:"initial_interval" default:"500ms" min:"1ms" max:"1h" doc:"Wait before the second try; doubles after."`
-	MaxInterval     time.Duration `key:"max_interval" default:"30s" min:"1ms" max:"1h" doc:"Longest wait between two tries."`
+	MaxInterval     time.Duration `key:"max_interval" default:"30s" min:"1ms" max:"1h" doc:"Longest wait between two tries, unless the provider asks for more with Retry-After."`
 }
 
 // Agent is one agent: a provider, a text that sets its behaviour, and tools.
@@ -155,14 +155,14 @@ type Journal struct {
 
 // State tunes the tables.
 type State struct {
-	CacheBytes    ByteSize `key:"cache_bytes" default:"8MiB" min:"1MiB" max:"64GiB" doc:"Block cache, shared by all partitions."`
+	CacheBytes    ByteSize `key:"cache_bytes" default:"16MiB" min:"1MiB" max:"64GiB" doc:"Block cache and memory tables, shared by all partitions."`
 	MemtableBytes ByteSize `key:"memtable_bytes" default:"4MiB" min:"256KiB" max:"1GiB" doc:"Memory table before a flush."`
 }
 
-// Sink bounds the background writers. They are off the request path: a full
-// queue is read again from the journal, never lost.
+// Sink bounds the background writers. They are off the request path: events and
+// transcripts wait in the tables, so they are never lost to a full queue.
 type Sink struct {
-	QueueRecords  int           `key:"queue_records" default:"8192" min:"16" max:"1000000" doc:"Records waiting in memory per sink."`
+	QueueRecords  int           `key:"queue_records" default:"8192" min:"16" max:"1000000" doc:"Access records waiting in memory; more are dropped and counted."`
 	BatchRecords  int           `key:"batch_records" default:"512" min:"1" max:"100000" doc:"Records of one write."`
 	FlushInterval time.Duration `key:"flush_interval" default:"200ms" min:"1ms" max:"1m" doc:"Longest wait before a write."`
 	Retention     time.Duration `key:"retention" default:"720h" min:"0s" max:"87600h" doc:"Age at which access log and events are removed. 0 = never."`
