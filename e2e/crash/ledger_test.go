@@ -216,9 +216,13 @@ func (r *record) note(f frame, turn string, watcher bool) (problem string) {
 	return problem
 }
 
-func (r *record) cursor() string {
+func (r *record) cursor() string { return r.rewind(0) }
+
+// rewind lets the watcher forget its last n events and gives its cursor.
+func (r *record) rewind(n int) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.watched = r.watched[:max(0, len(r.watched)-n)]
 	if len(r.watched) == 0 {
 		return ""
 	}

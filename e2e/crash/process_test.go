@@ -120,7 +120,12 @@ func (l *tail) String() string {
 // front of it (strace) goes with it.
 func launch(environ []string, argv ...string) (*process, error) {
 	p := &process{cmd: exec.Command(argv[0], argv[1:]...), log: &tail{}, done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), environ...)
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PERDURE_") { // of the tests, or of a server of the developer
+			p.cmd.Env = append(p.cmd.Env, v)
+		}
+	}
+	p.cmd.Env = append(p.cmd.Env, environ...)
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {

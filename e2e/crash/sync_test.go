@@ -6,13 +6,16 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -74,20 +77,19 @@ func total(counts map[string]int) (n int) {
 }
 
 // newTraced makes a server that runs under strace; trace is where that writes.
-func newTraced(t *testing.T, data string, more ...string) (srv *target, trace string) {
+func newTraced(t *testing.T, data, tool string, more ...string) (srv *target, trace string) {
 	t.Helper()
 	trace = filepath.Join(t.TempDir(), "trace")
 	argv := tracer(t, trace, more...)
-	model := mockModel(t, "MOCK_TTFT_MS=2", "MOCK_TPS=0", "MOCK_TOKENS=4")
-	srv = newTarget(t, data, config(model, ""))
+	model := mockModel(t, "MOCK_TTFT_MS=2", "MOCK_TPS=0", "MOCK_TOKENS=4", "MOCK_TOOL=*", "MOCK_TOOL_ARGS="+toolArgs)
+	srv = newTarget(t, data, configWith(model, tool, 10*time.Second))
 	srv.argv = argv
 	return srv, trace
 }
 
-// mustSession makes a session of agent plain.
-func mustSession(t *testing.T, a *api, id string) {
+func mustSession(t *testing.T, a *api, id, agent string) {
 	t.Helper()
-	ans, err := a.call(http.MethodPost, "/v1/sessions", "", map[string]any{"id": id, "agent": "plain"})
+	ans, err := a.call(http.MethodPost, "/v1/sessions", "", map[string]any{"id": id, "agent": agent})
 	if err != nil || ans.status != http.StatusCreated {
 		t.Fatalf("create session: %v, %v", ans, err)
 	}
@@ -98,10 +100,10 @@ func mustSession(t *testing.T, a *api, id string) {
 // call for each.
 func TestOneSyncPerBatch(t *testing.T) {
 	const turns = 50
-	srv, trace := newTraced(t, t.TempDir())
+	srv, trace := newTraced(t, t.TempDir(), "")
 	srv.mustStart()
 	a := newAPI(srv.url())
-	mustSession(t, a, "one")
+	mustSession(t, a, "one", "plain")
 	batches, counted, seen := srv.mustMetric("perdure_journal_batches_total"), srv.mustMetric("perdure_journal_syncs_total"), journalSyncs(t, trace)
 	for i := range turns {
 		ans, err := a.call(http.MethodPost, "/v1/sessions/one/turns", "", map[string]any{"input": fmt.Sprint("turn ", i)})
@@ -130,39 +132,55 @@ func TestOneSyncPerBatch(t *testing.T) {
 	}
 }
 
-// TestNothingIsShownBeforeItsSync makes each fdatasync slow: no answer may
-// come before the sync of its batch has returned.
-func TestNothingIsShownBeforeItsSync(t *testing.T) {
+// TestNothingLeavesBeforeItsSync makes each fdatasync slow: no answer, no event
+// and no tool call may leave the server before the sync of its batch has
+// returned. A kill cannot show that, for it keeps what was written.
+func TestNothingLeavesBeforeItsSync(t *testing.T) {
 	const delay = 150 * time.Millisecond
-	srv, _ := newTraced(t, t.TempDir(), "-e", fmt.Sprintf("inject=fdatasync:delay_enter=%d", delay.Microseconds()))
+	var begin atomic.Int64 // of the turn, nanoseconds
+	early := func(what string, syncs int) {
+		if took := time.Duration(time.Now().UnixNano() - begin.Load()); took < time.Duration(syncs)*delay {
+			t.Errorf("%s left after %s; %d syncs of %s come before", what, took, syncs, delay)
+		}
+	}
+	var calls atomic.Int64
+	tool := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		calls.Add(1)
+		early("the tool call", 2) // the input's and the model's answer's
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer tool.Close()
+	srv, _ := newTraced(t, t.TempDir(), tool.URL, "-e", fmt.Sprintf("inject=fdatasync:delay_enter=%d", delay.Microseconds()))
 	srv.mustStart()
 	a := newAPI(srv.url())
-	begin := time.Now()
-	mustSession(t, a, "slow")
-	if took := time.Since(begin); took < delay {
-		t.Errorf("a session was acknowledged after %s; its sync takes %s", took, delay)
-	}
-	for range 3 {
-		begin := time.Now()
+	begin.Store(time.Now().UnixNano())
+	mustSession(t, a, "slow", "tooled")
+	early("the session's acknowledgement", 1)
+	const turns = 3
+	for range turns {
+		begin.Store(time.Now().UnixNano())
 		resp, err := a.send(context.Background(), http.MethodPost, "/v1/sessions/slow/turns", "", map[string]any{"input": "hello", "stream": true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(begin); took < delay {
-			t.Errorf("a turn was acknowledged after %s; its sync takes %s", took, delay)
-		}
+		early("the turn's acknowledgement", 1)
+		messages, last := 0, ""
 		err = frames(resp.Body, func(f frame) error {
-			took := time.Since(begin)
-			switch {
-			case took < delay:
-				t.Errorf("%s was shown after %s; the input's sync takes %s", f.event, took, delay)
-			case (f.event == "message.completed" || f.event == "turn.completed") && took < 2*delay:
-				t.Errorf("%s was shown after %s; two syncs take %s", f.event, took, 2*delay)
+			syncs := map[string]int{"message.completed": 2 + 2*messages, "tool.started": 2, "tool.completed": 3, "turn.completed": 4}
+			early(f.event, max(1, syncs[f.event]))
+			if f.event == "message.completed" {
+				messages++
 			}
+			last = f.event
 			return nil
 		})
 		_ = resp.Body.Close()
-		t.Logf("acknowledged and ended after %s, %v", time.Since(begin), err)
+		if err != io.EOF || last != "turn.completed" {
+			t.Errorf("the turn's stream ended with %q, %v", last, err)
+		}
+	}
+	if calls.Load() != turns {
+		t.Errorf("the tool was called %d times in %d turns", calls.Load(), turns)
 	}
 }
 
@@ -171,7 +189,7 @@ func TestNothingIsShownBeforeItsSync(t *testing.T) {
 func TestFailedSync(t *testing.T) {
 	data := t.TempDir()
 	const good = 30 // fdatasyncs of one thread before the disk breaks for it
-	srv, _ := newTraced(t, data, "-e", fmt.Sprintf("inject=fdatasync:error=EIO:when=%d+", good))
+	srv, _ := newTraced(t, data, "", "-e", fmt.Sprintf("inject=fdatasync:error=EIO:when=%d+", good))
 	srv.mustStart()
 	a, l := newAPI(srv.url()), newLedger()
 	r := recordedSession(t, a, l, "broken")
@@ -209,7 +227,7 @@ func recordedSession(t *testing.T, a *api, l *ledger, id string) *record {
 	r := newRecord(l, id, "plain")
 	l.add(r)
 	o := r.begin(&op{kind: opCreate})
-	mustSession(t, a, id)
+	mustSession(t, a, id, r.agent)
 	r.end(o, acked, "", "")
 	return r
 }
