@@ -1,0 +1,287 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/perdure-dev/perdure/internal/blob"
+	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/state"
+	"github.com/perdure-dev/perdure/internal/stream"
+)
+
+// node is one life of the server process, put together as internal/server
+// does it.
+type node struct {
+	w        *world
+	disk     *disk
+	lock     io.Closer
+	store    blob.Store
+	shared   *state.Shared
+	hub      *stream.Hub
+	parts    []*part
+	draining bool
+	lost     bool // a partition lost its journal: the process ends
+}
+
+const dataDir = "/srv/data"
+
+// boot starts a life on the disk as it is.
+func (w *world) boot() {
+	w.lives++
+	w.crashStart()
+	n := &node{w: w, disk: w.disk, hub: stream.NewHub()}
+	err := n.open(context.Background())
+	if w.disk.fired() != nil {
+		w.node = n // the event's end finds it dead
+		return
+	}
+	if err != nil {
+		n.discard()
+		w.tell("", "life %d does not start: %v", w.lives, err)
+		if !errors.Is(err, blob.ErrUnavailable) && !errors.Is(err, blob.ErrAmbiguous) && !errors.Is(err, errInjected) {
+			w.violate("recovery", "", "life %d does not start: %v", w.lives, err)
+		}
+		w.fault("start-failed")
+		w.after(w.rng.between(10_000, 300_000), w.boot)
+		return
+	}
+	w.node, w.startUs = n, w.nowUs
+	w.tell("", "life %d is up", w.lives)
+	for _, p := range n.parts {
+		p.kick()
+	}
+	w.haunt()
+}
+
+func (n *node) open(ctx context.Context) error {
+	var err error
+	if err = makeDir(n.disk, dataDir); err != nil {
+		return err
+	}
+	if n.lock, err = n.disk.Lock(dataDir + "/LOCK"); err != nil {
+		return err
+	}
+	if n.store, err = openStore(n.disk); err != nil {
+		return err
+	}
+	n.store = n.w.faulty(n.store)
+	n.shared = state.NewShared(1<<20, 64)
+	for i := range n.w.p.partitions {
+		p := &part{n: n, id: i, hist: n.w.hist[i]}
+		n.parts = append(n.parts, p)
+		if err := p.open(ctx); err != nil {
+			return fmt.Errorf("partition %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// makeDir makes a folder whose name survives: a folder that is made and not
+// synced into the one above is lost with all that was synced in it.
+func makeDir(d *disk, dir string) error {
+	if err := d.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	for dir != "/" {
+		dir = d.PathDir(dir)
+		if err := syncDir(d, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// faulty breaks calls of the object store, while faults are on.
+func (w *world) faulty(inner blob.Store) blob.Store {
+	if w.p.storeFaults == 0 {
+		return inner
+	}
+	decide := blob.Seeded(w.rng.fork(), blob.Rates{Refused: w.p.storeFaults, Lost: w.p.storeFaults, AnswerLost: w.p.storeFaults})
+	return blob.NewFaulty(inner, func(op blob.Op) blob.Fault {
+		f := decide(op)
+		if w.calm || f.Outcome == blob.Passed {
+			return blob.Fault{}
+		}
+		w.fault("store-" + op.Kind.String())
+		return f
+	}, blob.FaultHooks{})
+}
+
+type owner struct {
+	Epoch uint64 `json:"epoch"`
+}
+
+// takeOwnership begins a new epoch of a partition, by compare-and-swap, in the
+// form in which internal/server keeps it.
+func takeOwnership(ctx context.Context, store blob.Store, id int) (uint64, error) {
+	key := fmt.Sprintf("p%03d/owner.json", id)
+	var o owner
+	put := blob.PutOptions{IfNoneMatch: true}
+	obj, err := store.Get(ctx, key)
+	switch {
+	case err == nil:
+		if err := json.Unmarshal(obj.Data, &o); err != nil {
+			return 0, err
+		}
+		put = blob.PutOptions{IfMatch: obj.Token}
+	case !errors.Is(err, blob.ErrNotFound):
+		return 0, err
+	}
+	o.Epoch++
+	raw, err := json.Marshal(o)
+	if err != nil {
+		return 0, err
+	}
+	_, err = store.Put(ctx, key, raw, put)
+	return o.Epoch, err
+}
+
+func snapshotPrefix(id int) string { return fmt.Sprintf("p%03d/snapshot", id) }
+
+func tablesDir(id int) string  { return fmt.Sprintf("%s/p%03d/tables", dataDir, id) }
+func journalDir(id int) string { return fmt.Sprintf("%s/p%03d/journal", dataDir, id) }
+
+func stateOptions(d *disk, s *state.Shared) state.Options {
+	return state.Options{FS: d, Shared: s, Outbox: true, Manual: true}
+}
+
+func (p *part) open(ctx context.Context) (err error) {
+	w, d := p.n.w, p.n.disk
+	if p.epoch, err = takeOwnership(ctx, p.n.store, p.id); err != nil {
+		return fmt.Errorf("take ownership: %w", err)
+	}
+	if p.epoch <= p.hist.epoch {
+		w.violate("epochs", "", "partition %d: epoch %d begins after %d", p.id, p.epoch, p.hist.epoch)
+	}
+	if err := makeDir(d, fmt.Sprintf("%s/p%03d", dataDir, p.id)); err != nil {
+		return err
+	}
+	if err := restoreIfMissing(ctx, p.n.store, p.id, d); err != nil {
+		return err
+	}
+	if p.tables, err = state.Open(tablesDir(p.id), stateOptions(d, p.n.shared)); err != nil {
+		return err
+	}
+	if p.log, err = openJournal(d, p.id, w); err != nil {
+		return err
+	}
+	if d.fired() != nil {
+		return nil // the rest would be a dead process's
+	}
+	p.hist.checkLog(p.log)
+	p.checkPrefix()
+	if w.broken != nil {
+		return w.broken
+	}
+	p.pool = &pool{p: p, runs: map[attemptKey]*run{}}
+	m, rec, err := partition.Open(p.config(p.pool))
+	if err != nil {
+		return err
+	}
+	p.m = m
+	p.openLSN = m.CommittedLSN()
+	p.durable = p.openLSN
+	w.tell("", "partition %d: epoch %d, %d entries replayed up to %d, %d steps handed out again, %d timers", p.id, p.epoch, rec.Entries, p.openLSN, rec.Redispatched, rec.Timers)
+	if p.openLSN != p.hist.last() {
+		w.violate("recovery", "", "partition %d recovered up to entry %d, the journal has %d", p.id, p.openLSN, p.hist.last())
+	}
+	return nil
+}
+
+func openJournal(d *disk, id int, w *world) (*journal.Log, error) {
+	return journal.Open(d, journalDir(id), journal.Options{SegmentSize: w.p.segmentBytes, FirstSegmentSize: 8 << 10, Rand: w.rng.fork()})
+}
+
+func (p *part) config(x executor) partition.Config {
+	w := p.n.w
+	return partition.Config{
+		ID: p.id, Epoch: p.epoch, Nonce: w.rng.Uint64(), Env: env.Env{Clock: clock{w}, Rand: w.rng.fork(), FS: p.n.disk},
+		Tables: p.tables, Log: p.log, Executor: x, Observer: x,
+		MaxBatchBytes: w.p.batchBytes, MaxBatchEntries: w.p.batchEntries, MaxHotFlows: w.p.hotFlows,
+		MaxTailBytes: w.p.tailBytes, IdleUs: w.p.idleUs,
+	}
+}
+
+type executor interface {
+	partition.Executor
+	partition.Observer
+}
+
+// restoreIfMissing brings the newest snapshot back when the tables are gone.
+func restoreIfMissing(ctx context.Context, store blob.Store, id int, d *disk) error {
+	if _, err := d.Stat(tablesDir(id)); err == nil {
+		return nil
+	}
+	_, err := state.Restore(ctx, store, snapshotPrefix(id), d, tablesDir(id))
+	if errors.Is(err, state.ErrNoSnapshot) {
+		return nil // the journal has all
+	}
+	return err
+}
+
+// discard ends a life without a word: what it holds in memory is gone.
+func (n *node) discard() {
+	for _, p := range n.parts {
+		if p.tables != nil {
+			_ = p.tables.Close() // it may fail on a disk that is gone
+		}
+		if p.log != nil {
+			_ = p.log.Close()
+		}
+	}
+	if n.shared != nil {
+		n.shared.Close()
+	}
+	if n.lock != nil {
+		_ = n.lock.Close()
+	}
+}
+
+// reap ends the life whose disk fired within the last event.
+func (w *world) reap() {
+	switch n := w.node; {
+	case n == nil:
+	case n.disk.fired() != nil:
+		w.tell("", "the machine dies within a disk operation")
+		w.die(n.disk.fired())
+	case n.lost:
+		w.fault("journal-lost")
+		w.bury("ends, its journal is lost", w.disk)
+	}
+}
+
+// die ends the life at once; the next one finds the given disk.
+func (w *world) die(left *disk) {
+	n := w.node
+	w.node = nil
+	w.lives++ // what was planned for the old one is void
+	for _, p := range n.parts {
+		if p.pool != nil {
+			w.ghosts = append(w.ghosts, p.pool.ghosts()...)
+		}
+	}
+	n.discard()
+	w.disk = left
+	w.after(w.rng.between(5_000, 800_000), w.boot)
+}
+
+// bury ends the life in order: the pool is stopped, tables are flushed.
+func (w *world) bury(how string, d *disk) {
+	w.tell("", "life %d %s", w.lives, how)
+	for _, p := range w.node.parts {
+		if err := p.tables.Flush(); err != nil {
+			w.violate("tables", "", "partition %d: flush at the end: %v", p.id, err)
+		}
+	}
+	if img := d.fired(); img != nil {
+		w.tell("", "the machine dies within the stop")
+		d = img
+	}
+	w.die(d)
+}

@@ -1,0 +1,106 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+)
+
+// params is what one run draws before it begins. The production default of
+// each limit is far above; small ones meet their edges often.
+type params struct {
+	scenario string
+
+	sessions, clients int
+	opsPerClient      int
+	lengthUs          int64 // until faults end and no new operation begins
+	partitions        int
+
+	// Engine.
+	batchBytes, batchEntries int
+	hotFlows, tailBytes      int
+	idleUs                   int64
+	segmentBytes             int64
+	queueBound               int // requests waiting for a partition
+	pageEvents               int // a watcher's page of the log
+	subBytes                 int // a watcher may fall behind
+
+	// Faults, in percent of their occasions.
+	requestLost, answerLost, requestTwice int
+	watcherDrops                          int
+	crashEveryUs                          int64 // mean; 0 = never
+	powerLoss                             int   // of crashes; the rest are kills
+	tripped                               int   // of crashes: within a disk operation
+	appendFails                           int   // per thousand appends
+	storeFaults                           int
+	slowAppend                            int
+	slowAppendUs                          int64
+	clockJumps                            bool
+	stops                                 int // of crashes: an orderly stop instead
+	startCrash                            int // of starts: they end within
+	upkeepEveryUs                         int64
+	snapshots                             bool
+	loseTables                            int // of power losses: with the tables' folder
+
+	// Actors.
+	cancels, deletes int
+	toolCalls        int // of answers
+	modelRetryable   int
+	modelPermanent   int
+	modelHangs       int
+	toolRetryable    int
+	resultTwice      int
+}
+
+// Scenarios names what Options.Scenario can be.
+func Scenarios() []string { return []string{"default", "crash", "cancel", "slowdisk", "snapshot"} }
+
+func draw(scenario string, s *source) (params, error) {
+	if scenario == "" {
+		scenario = "default"
+	}
+	if !slices.Contains(Scenarios(), scenario) {
+		return params{}, fmt.Errorf("scenario %q is unknown; there are %v", scenario, Scenarios())
+	}
+	p := params{
+		scenario: scenario,
+		sessions: 2 + s.intn(4), clients: 2 + s.intn(4), opsPerClient: 15 + s.intn(30),
+		lengthUs: s.between(10_000_000, 30_000_000), partitions: 1 + s.intn(2),
+
+		batchBytes: pick(s, 1<<10, 8<<10, 1<<20), batchEntries: pick(s, 1, 3, 16, 4096),
+		hotFlows: pick(s, 1, 2, 4, 1000), tailBytes: pick(s, 1, 600, 4<<10, 256<<10),
+		idleUs: pick(s, int64(200_000), 2_000_000, 300_000_000), segmentBytes: pick(s, int64(8<<10), 16<<10, 64<<10),
+		queueBound: pick(s, 2, 8, 4096), pageEvents: pick(s, 3, 16, 256), subBytes: pick(s, 1<<10, 8<<10, 1<<20),
+
+		requestLost: pick(s, 0, 3, 10), answerLost: pick(s, 0, 3, 10), requestTwice: pick(s, 0, 3, 10),
+		watcherDrops: pick(s, 2, 10, 30),
+		crashEveryUs: pick(s, int64(0), 4_000_000, 10_000_000), powerLoss: pick(s, 0, 50, 100), tripped: 50,
+		appendFails: pick(s, 0, 0, 5), slowAppend: pick(s, 0, 2), slowAppendUs: 300_000,
+		clockJumps: s.percent(40), stops: 20, startCrash: 5,
+		upkeepEveryUs: pick(s, int64(700_000), 3_000_000), snapshots: s.percent(40), loseTables: 20,
+		storeFaults: pick(s, 0, 0, 3),
+
+		cancels: 8, deletes: pick(s, 0, 3), toolCalls: pick(s, 20, 45, 70),
+		modelRetryable: 8, modelPermanent: 3, modelHangs: 3, toolRetryable: 8, resultTwice: pick(s, 0, 5),
+	}
+	p.shape(s)
+	return p, nil
+}
+
+// shape bends what was drawn to the scenario.
+func (p *params) shape(s *source) {
+	switch p.scenario {
+	case "crash":
+		p.crashEveryUs, p.tripped, p.powerLoss = pick(s, int64(300_000), 800_000, 1_500_000), 70, 70
+		p.appendFails, p.startCrash = pick(s, 0, 10), 30
+	case "cancel":
+		p.cancels, p.modelHangs, p.toolRetryable, p.modelRetryable = 35, 20, 20, 20
+		p.sessions = 1 + s.intn(2)
+	case "slowdisk":
+		p.slowAppend, p.slowAppendUs = pick(s, 20, 60), pick(s, int64(50_000), 1_000_000)
+		p.queueBound = pick(s, 1, 2, 8)
+	case "snapshot":
+		p.snapshots, p.upkeepEveryUs, p.segmentBytes = true, 300_000, 8<<10
+		p.crashEveryUs, p.powerLoss, p.loseTables = pick(s, int64(1_000_000), 3_000_000), 80, 50
+		p.storeFaults = pick(s, 0, 4)
+	}
+}

@@ -1,0 +1,226 @@
+// Package sim runs whole servers in a simulated world: the production code of
+// core, partition, journal, state, blob and stream on one goroutine, a
+// simulated clock, seeded randomness and a disk that crashes. Models, tools and
+// clients are actors. Faults are drawn from the seed, and checkers stay on
+// while they are injected.
+//
+// The same seed gives the same run: the same events, faults, trace digest and
+// state hash.
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/perdure-dev/perdure/internal/blob"
+	blobfs "github.com/perdure-dev/perdure/internal/blob/fs"
+	"github.com/perdure-dev/perdure/internal/oracle"
+)
+
+// Result is what one seed gave. Digest covers the whole story, StateHash the
+// tables at the end.
+type Result struct {
+	Seed      uint64         `json:"seed"`
+	Scenario  string         `json:"scenario"`
+	OK        bool           `json:"ok"`
+	Events    uint64         `json:"events"`
+	Entries   uint64         `json:"entries"`
+	Commits   uint64         `json:"commits"`
+	Crashes   int            `json:"crashes"`
+	Turns     int            `json:"turns"`
+	Faults    map[string]int `json:"faults"`
+	Digest    string         `json:"digest"`
+	StateHash string         `json:"state_hash"`
+	Failure   string         `json:"failure,omitempty"`
+	Story     []string       `json:"story,omitempty"` // of a failure, the newest line last
+}
+
+// Line gives the result on one line.
+func (r *Result) Line() string {
+	var b strings.Builder
+	verdict := "ok"
+	if !r.OK {
+		verdict = "FAILED"
+	}
+	fmt.Fprintf(&b, "seed=%d scenario=%s %s events=%d entries=%d commits=%d turns=%d crashes=%d digest=%s state=%s faults=", r.Seed, r.Scenario, verdict, r.Events, r.Entries, r.Commits, r.Turns, r.Crashes, r.Digest, r.StateHash)
+	for i, k := range slices.Sorted(maps.Keys(r.Faults)) {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, "%s:%d", k, r.Faults[k])
+	}
+	return b.String()
+}
+
+// JSON gives the result as one object on one line.
+func (r *Result) JSON() string {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Sprintf("{\"seed\":%d,\"ok\":false}", r.Seed) // plain values always encode
+	}
+	return string(b)
+}
+
+// Options of a run. Whole keeps the whole story, not only that of a failure.
+type Options struct {
+	Scenario string // "" is "default"; see Scenarios
+	Whole    bool
+}
+
+// mutant breaks the engine on purpose: the simulator must notice.
+type mutant struct {
+	diskLies     bool // syncs of the journal do nothing
+	ackEarly     bool // batches are acknowledged before their append
+	dropDispatch bool // some attempts are never run
+	noTimers     bool // timers do not fire
+	showEarly    bool // text is shown before its commit
+	seeTwice     bool // a reader does not mind its cursor
+	inventAnswer bool // clients are told of turns that nobody took
+}
+
+// Run runs one seed. An error means that the options are wrong.
+func Run(seed uint64, o Options) (*Result, error) { return runMutant(seed, o, mutant{}) }
+
+func runMutant(seed uint64, o Options, m mutant) (*Result, error) {
+	rng := &source{mix(seed ^ hashName(o.Scenario))}
+	p, err := draw(o.Scenario, rng)
+	if err != nil {
+		return nil, err
+	}
+	w := newWorld(p, rng, m)
+	w.tell("", "seed %d, %+v", seed, p)
+	w.live()
+	return w.result(seed, o), nil
+}
+
+func newWorld(p params, rng *source, m mutant) *world {
+	w := &world{
+		p: p, rng: rng, oracle: oracle.New(), mutant: m, disk: newDisk(),
+		known: map[string]bool{}, acked: map[string]uint64{}, turns: map[string][]string{},
+		attempts: map[attemptKey]bool{}, tally: tally{faults: map[string]int{}},
+	}
+	w.trace.hash.Reset()
+	w.disk.lies = m.diskLies
+	for i := range p.partitions {
+		w.hist = append(w.hist, newHistory(w, i))
+	}
+	return w
+}
+
+// live is one run from the first boot to the verdict.
+func (w *world) live() {
+	w.boot()
+	w.reap()
+	w.startClients()
+	for i := range w.p.sessions {
+		w.watch(w.sessionID(i), true)
+	}
+	w.plan()
+	w.runUntil(w.p.lengthUs, nil)
+	w.finish()
+}
+
+func openStore(d *disk) (blob.Store, error) { return blobfs.Open(d, dataDir+"/objects") }
+
+func (w *world) result(seed uint64, o Options) *Result {
+	r := &Result{
+		Seed: seed, Scenario: w.p.scenario, OK: w.broken == nil, Events: w.ran, Entries: w.tally.entries, Commits: w.tally.commits,
+		Crashes: w.tally.faults["kill"] + w.tally.faults["power"], Faults: w.tally.faults,
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.turns)) {
+		r.Turns += len(w.turns[id])
+	}
+	if w.node != nil {
+		h := uint64(0)
+		for _, p := range w.node.parts {
+			if p.tables == nil {
+				continue
+			}
+			one, err := p.tables.Hash()
+			if err != nil {
+				w.violate("tables", "", "partition %d: hash: %v", p.id, err)
+			}
+			h = mix(h ^ one)
+		}
+		r.StateHash = fmt.Sprintf("%016x", h)
+		w.node.discard()
+	}
+	r.Digest = fmt.Sprintf("%016x", w.trace.hash.Sum64())
+	if w.broken != nil {
+		r.OK, r.Failure = false, w.broken.Error()
+		r.Story = w.trace.story(flowOf(w.broken), false)
+	}
+	if o.Whole {
+		r.Story = w.trace.story("", true)
+	}
+	return r
+}
+
+func flowOf(err error) string {
+	var own *Violation
+	var other *oracle.Violation
+	switch {
+	case errors.As(err, &own):
+		return own.FlowID
+	case errors.As(err, &other):
+		return other.FlowID
+	}
+	return ""
+}
+
+// Check says what is wrong with the name of a scenario, or nil.
+func Check(scenario string) error {
+	_, err := draw(scenario, &source{})
+	return err
+}
+
+// RunMany runs n seeds from first on, at most workers at a time, each a world
+// of its own, and calls report for each, in order of the seeds.
+func RunMany(ctx context.Context, first uint64, n, workers int, o Options, report func(*Result)) error {
+	if err := Check(o.Scenario); err != nil {
+		return err
+	}
+	workers = max(1, min(workers, n))
+	results := make([]chan *Result, n)
+	for i := range results {
+		results[i] = make(chan *Result, 1)
+	}
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range next {
+				r, _ := Run(first+uint64(i), o) // the options were checked above
+				results[i] <- r
+			}
+		}()
+	}
+	go func() {
+		defer close(next)
+		for i := range n {
+			select {
+			case next <- i:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	defer wg.Wait()
+	for i := range n {
+		select {
+		case r := <-results[i]:
+			report(r)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package sim
+
+import (
+	"strings"
+	"testing"
+)
+
+// seeds is how many seeds of each scenario the tests run.
+func seeds(t *testing.T) uint64 {
+	if testing.Short() {
+		return 5
+	}
+	return 25
+}
+
+func TestScenariosHold(t *testing.T) {
+	for _, sc := range Scenarios() {
+		t.Run(sc, func(t *testing.T) {
+			t.Parallel()
+			for seed := range seeds(t) {
+				r := mustRun(t, seed, sc, mutant{})
+				if !r.OK {
+					t.Fatalf("%s\n%s\n%s", strings.Join(r.Story, "\n"), r.Line(), r.Failure)
+				}
+			}
+		})
+	}
+}
+
+func mustRun(t *testing.T, seed uint64, scenario string, m mutant) *Result {
+	t.Helper()
+	r, err := runMutant(seed, Options{Scenario: scenario}, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestSameSeedSameRun: a run is a function of its seed, also beside others.
+func TestSameSeedSameRun(t *testing.T) {
+	digests := map[string]uint64{}
+	for _, sc := range Scenarios() {
+		for seed := range uint64(4) {
+			a, b := mustRun(t, seed, sc, mutant{}), mustRun(t, seed, sc, mutant{})
+			if a.JSON() != b.JSON() {
+				t.Errorf("the same seed gave\n%s\nand\n%s", a.Line(), b.Line())
+			}
+			if other, ok := digests[a.Digest]; ok {
+				t.Errorf("seeds %d and %d of %s gave the same digest", other, seed, sc)
+			}
+			digests[a.Digest] = seed
+		}
+	}
+}
+
+// TestMutantsAreFound breaks the engine or its surroundings on purpose; one of
+// a few seeds must notice, by the rule that was broken.
+func TestMutantsAreFound(t *testing.T) {
+	for _, c := range []struct {
+		name, scenario string
+		m              mutant
+		rules          string // one of these, separated by spaces
+	}{
+		{"a disk that does not sync", "crash", mutant{diskLies: true}, "journal"},
+		{"an acknowledgement before the append", "crash", mutant{ackEarly: true}, "gate"},
+		{"an attempt that nobody runs", "default", mutant{dropDispatch: true}, "outstanding"},
+		{"timers that do not fire", "cancel", mutant{noTimers: true}, "liveness"},
+		{"text before its commit", "slowdisk", mutant{showEarly: true}, "gate"},
+		{"a turn that nobody took", "default", mutant{inventAnswer: true}, "outcome"},
+		{"a reader without a cursor", "default", mutant{seeTwice: true}, "watch"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(40) {
+				r := mustRun(t, seed, c.scenario, c.m)
+				if r.OK {
+					continue
+				}
+				for _, rule := range strings.Fields(c.rules) {
+					if strings.Contains(r.Failure, rule) {
+						t.Logf("seed %d: %.200s", seed, r.Failure)
+						return
+					}
+				}
+				t.Fatalf("seed %d failed by another rule: %s", seed, r.Failure)
+			}
+			t.Fatal("no seed noticed")
+		})
+	}
+}

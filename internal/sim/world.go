@@ -1,0 +1,234 @@
+package sim
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/oracle"
+)
+
+// world is one simulated run: a clock, a queue of events, and everything that
+// lives on them. One goroutine runs it.
+type world struct {
+	p      params
+	rng    *source // of faults and choices of the world itself
+	nowUs  int64
+	seq    uint64
+	events queue
+	ran    uint64 // events so far
+	calm   bool   // faults are over: everything must come to rest
+
+	node     *node
+	disk     *disk
+	lives    int
+	startUs  int64 // of the life that runs; for the clock's jumps
+	skewUs   int64 // wall clock minus simulated time
+	hist     []*history
+	oracle   *oracle.Oracle
+	clients  []*client
+	watchers []*watcher
+	attempts map[attemptKey]bool
+	ghosts   []*run              // attempts of former lives that still think they run
+	known    map[string]bool     // sessions that clients believe in
+	acked    map[string]uint64   // newest entry of a flow that a client was told of
+	turns    map[string][]string // acknowledged, by flow
+	calls    int64               // instants for the oracle: every call and answer has its own
+
+	mutant mutant
+	tally  tally
+	trace  trace
+	broken error
+}
+
+// tally counts for the report.
+type tally struct {
+	faults           map[string]int
+	commits, entries uint64
+	turns            int
+}
+
+func (w *world) fault(kind string) { w.tally.faults[kind]++ }
+
+// event is something that happens at an instant; those of the same instant
+// happen in the order in which they were planned.
+type event struct {
+	atUs int64
+	seq  uint64
+	do   func()
+}
+
+type queue []event
+
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(i, j int) bool {
+	return q[i].atUs < q[j].atUs || q[i].atUs == q[j].atUs && q[i].seq < q[j].seq
+}
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)   { *q = append(*q, x.(event)) }
+func (q *queue) Pop() any {
+	old := *q
+	x := old[len(old)-1]
+	old[len(old)-1] = event{}
+	*q = old[:len(old)-1]
+	return x
+}
+
+// after plans do in us microseconds.
+func (w *world) after(us int64, do func()) {
+	w.seq++
+	heap.Push(&w.events, event{w.nowUs + max(us, 0), w.seq, do})
+}
+
+// inLife plans do for the life that runs now: it dies with it.
+func (w *world) inLife(us int64, do func()) {
+	life := w.lives
+	w.after(us, func() {
+		if w.lives == life && w.node != nil {
+			do()
+		}
+	})
+}
+
+// maxEvents bounds one run: above it something goes round in circles.
+const maxEvents = 400_000
+
+// runUntil runs events up to an instant, or until stop says so.
+func (w *world) runUntil(endUs int64, stop func() bool) {
+	for w.broken == nil && len(w.events) > 0 && w.events[0].atUs <= endUs {
+		if stop != nil && stop() {
+			return
+		}
+		ev := heap.Pop(&w.events).(event)
+		w.nowUs = ev.atUs
+		if w.ran++; w.ran > maxEvents {
+			w.violate("liveness", "", "over %d events", maxEvents)
+			return
+		}
+		ev.do()
+		w.reap()
+	}
+	if w.broken == nil {
+		w.nowUs = max(w.nowUs, endUs)
+	}
+}
+
+// wallEpoch is when simulations begin, in microseconds since 1970.
+const wallEpoch = 1_700_000_000_000_000
+
+// clock is the wall clock of the simulated machine.
+type clock struct{ w *world }
+
+// Now implements env.Clock.
+func (c clock) Now() time.Time { return time.UnixMicro(wallEpoch + c.w.nowUs + c.w.skewUs) }
+
+// AfterFunc implements env.Clock.
+func (c clock) AfterFunc(d time.Duration, f func()) env.Timer {
+	t := &timer{}
+	c.w.after(d.Microseconds(), func() {
+		if !t.over {
+			t.over = true
+			f()
+		}
+	})
+	return t
+}
+
+type timer struct{ over bool }
+
+func (t *timer) Stop() bool {
+	was := t.over
+	t.over = true
+	return !was
+}
+
+// instant gives the next instant for the oracle.
+func (w *world) instant() int64 {
+	w.calls++
+	return w.calls
+}
+
+// Violation is a broken rule of the simulator's own.
+type Violation struct {
+	Rule   string
+	FlowID string
+	Detail string
+}
+
+func (v *Violation) Error() string {
+	if v.FlowID == "" {
+		return v.Rule + ": " + v.Detail
+	}
+	return fmt.Sprintf("%s broken in flow %q: %s", v.Rule, v.FlowID, v.Detail)
+}
+
+// violate records a broken rule; the first ends the run.
+func (w *world) violate(rule, flow, format string, args ...any) {
+	if w.broken == nil {
+		v := &Violation{rule, flow, fmt.Sprintf(format, args...)}
+		w.broken = v
+		w.tell(flow, "VIOLATED %v", v)
+	}
+}
+
+// judge takes what the oracle found.
+func (w *world) judge() {
+	if err := w.oracle.Err(); err != nil && w.broken == nil {
+		w.broken = err
+		var v *oracle.Violation
+		if errors.As(err, &v) {
+			w.tell(v.FlowID, "VIOLATED %v", v)
+		}
+	}
+}
+
+// trace is the story of a run and its digest.
+type trace struct {
+	hash  xxhash.Digest
+	lines []line
+	buf   []byte
+}
+
+type line struct {
+	flow string
+	text string
+}
+
+// tell adds a line to the story. Every line is part of the digest.
+func (w *world) tell(flow, format string, args ...any) {
+	b := fmt.Appendf(w.trace.buf[:0], "%10.6f %s ", float64(w.nowUs)/1e6, shortFlow(flow))
+	b = fmt.Appendf(b, format, args...)
+	w.trace.buf = b
+	_, _ = w.trace.hash.Write(b) // a hash never fails
+	w.trace.lines = append(w.trace.lines, line{flow, string(b)})
+}
+
+func shortFlow(flow string) string {
+	if flow == "" {
+		return "--"
+	}
+	return flow[strings.LastIndexByte(flow, '/')+1:]
+}
+
+// storyLines bounds the story of a failure.
+const storyLines = 60
+
+// story gives the last lines that concern the flow, or all of them, with those
+// of the node in between.
+func (t *trace) story(flow string, all bool) []string {
+	var out []string
+	for _, l := range t.lines {
+		if all || flow == "" || l.flow == flow || l.flow == "" {
+			out = append(out, l.text)
+		}
+	}
+	if !all && len(out) > storyLines {
+		out = out[len(out)-storyLines:]
+	}
+	return out
+}
