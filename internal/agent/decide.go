@@ -154,8 +154,8 @@ func wireCalls(calls []model.ToolCall, exec uint64) []toolCall {
 	var out []toolCall
 	for i, c := range calls {
 		w := toolCall{ID: c.ID, Type: "function"}
-		if seen[w.ID] {
-			w.ID = fmt.Sprintf("call_%d_%d", exec, i)
+		for n := i; seen[w.ID]; n++ {
+			w.ID = fmt.Sprintf("call_%d_%d", exec, n)
 		}
 		seen[w.ID] = true
 		w.Function.Name, w.Function.Arguments = c.Name, c.Arguments
@@ -213,7 +213,11 @@ func toolDone(in toolInput, content string, isError bool) *wire.StepResult {
 // has all of it.
 const toolPreview = 16 << 10
 
+// cutText gives at most n bytes of s, and no half of a character.
 func cutText(s string, n int) string {
+	if n >= len(s) {
+		return s
+	}
 	for n > 0 && s[n]&0xC0 == 0x80 {
 		n--
 	}

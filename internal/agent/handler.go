@@ -51,8 +51,15 @@ func (h *Handler) policy(p *Provider) policy {
 	return pol
 }
 
+// maxHandOuts bounds how often a step is handed out again because the process
+// that had it ended. Beyond it the step itself is suspected of ending them.
+const maxHandOuts = 20
+
 // Run implements worker.Handler.
 func (h *Handler) Run(ctx context.Context, call *worker.Call) *wire.StepResult {
+	if lost := call.Number - 1 - call.Retries; lost >= maxHandOuts && !call.Task.Cancel {
+		return h.abandon(call.Work, lost)
+	}
 	switch call.Name {
 	case StepTurn, StepContinue:
 		return h.model(ctx, call)
@@ -60,6 +67,18 @@ func (h *Handler) Run(ctx context.Context, call *worker.Call) *wire.StepResult {
 		return h.tool(ctx, call)
 	}
 	return h.Fail(call.Work, fmt.Errorf("step %q is unknown to this program", call.Name))
+}
+
+// abandon ends a step whose process ended at each hand-out, so that one bad
+// step cannot keep the server from living.
+func (h *Handler) abandon(w *partition.Work, lost uint32) *wire.StepResult {
+	text := fmt.Sprintf("the step %q was handed out %d times and the process ended each time", w.Name, lost)
+	if w.Name == StepTool {
+		var in toolInput
+		_ = json.Unmarshal(w.Input, &in) // written by answered; empty is still an answer
+		return toolDone(in, "the tool call was given up: "+text, true)
+	}
+	return failed(h.policy(h.providerOf(w)), progressOf(w), "", Failure{"abandoned", text, "see the server's log for why it ended"})
 }
 
 // Fail implements worker.Handler.
@@ -200,12 +219,12 @@ func (h *Handler) tool(ctx context.Context, call *worker.Call) *wire.StepResult 
 	}
 	res := t.Call(ctx, tool.Call{Arguments: in.Arguments, IdempotencyKey: call.Key()})
 	var asked *worker.Cancelled
-	if errors.As(context.Cause(ctx), &asked) {
+	if res.IsError && errors.As(context.Cause(ctx), &asked) {
 		return toolDone(in, "cancelled while it ran; whether it took effect is unknown", true)
 	}
 	out := toolDone(in, res.Content, res.IsError)
 	if res.Retryable {
-		out.Retry = &wire.Retry{Error: cutText(res.Content, min(len(res.Content), 512)), AfterUs: res.RetryAfter.Microseconds()}
+		out.Retry = &wire.Retry{Error: cutText(res.Content, 512), AfterUs: res.RetryAfter.Microseconds()}
 	}
 	return out
 }
