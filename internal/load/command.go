@@ -211,7 +211,7 @@ func readSeries(args []string) ([]Series, error) {
 
 func compareCommand(_ context.Context, args []string, stdout, stderr io.Writer) (bool, error) {
 	fs := flags("compare", stderr)
-	base := fs.String("base", "", "points of the base's runs, `A,B,C` (required)")
+	base := fs.String("base", "", "points of the base's runs, `A,B,C`, or a baseline.json (required)")
 	head := fs.String("head", "", "points of the head's runs, `A,B,C` (required)")
 	limit := fs.Float64("limit", 0.2, "share of growth that alarms")
 	if err := fs.Parse(args); err != nil {
@@ -239,16 +239,32 @@ func flags(name string, stderr io.Writer) *flag.FlagSet {
 	return fs
 }
 
+// readRuns reads a list of files: a baseline (.json) holds several runs, any
+// other one run's points.
 func readRuns(list string) ([][]Point, error) {
 	var out [][]Point
 	for _, name := range strings.FieldsFunc(list, func(r rune) bool { return r == ',' }) {
-		p, err := readFile(name)
+		runs, err := readRun(name)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		out = append(out, p)
+		out = append(out, runs...)
 	}
 	return out, nil
+}
+
+func readRun(name string) ([][]Point, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	if strings.HasSuffix(name, ".json") {
+		b, err := ReadBaseline(f)
+		return b.Runs, err
+	}
+	p, err := ReadPoints(f)
+	return [][]Point{p}, err
 }
 
 func readFile(name string) ([]Point, error) {

@@ -1,6 +1,8 @@
 package load
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -51,6 +53,26 @@ func Compare(base, head [][]Point, limit float64) ([]Growth, error) {
 		return nil, fmt.Errorf("compare: no concurrency is in all of %d base and %d head runs", len(base), len(head))
 	}
 	return out, nil
+}
+
+// Baseline is a recorded comparison point: the runs of one build and how they
+// were taken.
+type Baseline struct {
+	Settings map[string]any `json:"settings"`
+	Runs     [][]Point      `json:"runs"`
+}
+
+// ReadBaseline reads a file of bench/baselines, at most 16 MiB.
+func ReadBaseline(r io.Reader) (Baseline, error) {
+	const most = 16 << 20
+	var b Baseline
+	if err := json.NewDecoder(io.LimitReader(r, most)).Decode(&b); err != nil {
+		return b, fmt.Errorf("not a baseline: %w", err)
+	}
+	if len(b.Runs) == 0 {
+		return b, errors.New("not a baseline: it has no runs")
+	}
+	return b, nil
 }
 
 // common are the concurrencies of the first run that all others have too.

@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"text/tabwriter"
 	"time"
@@ -142,7 +141,7 @@ func (rep *OverloadReport) judge(cfg OverloadConfig, recovery attempt) {
 
 func (r *run) reportOverload(rep OverloadReport) error {
 	if r.cfg.JSON {
-		return json.NewEncoder(r.cfg.Out).Encode(rep)
+		return writeLine(r.cfg.Out, rep)
 	}
 	if err := WriteTable(r.cfg.Out, []Point{rep.Calibration, rep.Overload}); err != nil {
 		return err

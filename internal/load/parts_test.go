@@ -290,6 +290,7 @@ func TestCommand(t *testing.T) {
 	}
 	line := func(p95 float64, rss int64) string { return string(mustJSON(point(1, p95, rss))) + "\n" }
 	a, b := file("a", line(10, 100)), file("b", line(20, 100))
+	base := file("base.json", `{"settings": {}, "runs": [[`+line(9, 100)+`],[`+line(10, 100)+`]]}`)
 	key := file("key", "k\n")
 	f := newFake(t, &fake{total: time.Millisecond})
 	cases := []struct {
@@ -313,6 +314,8 @@ func TestCommand(t *testing.T) {
 		{"compare --base " + a + " --head " + a, 0, "+0.0 %"},
 		{"compare --base " + a + " --head " + b, 1, "ALARM"},
 		{"compare --limit 1.5 --base " + a + " --head " + b, 0, "+100.0 %"},
+		{"compare --base " + base + " --head " + b, 1, "ALARM"},
+		{"compare --base " + key + ".json --head " + b, 2, ""},
 		{"compare --base " + a, 2, ""},
 	}
 	for _, c := range cases {

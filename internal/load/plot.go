@@ -107,28 +107,51 @@ func (a *axis) share(v float64) float64 {
 }
 
 // widen makes room around the values, and a span where there is one value.
-func (a *axis) widen(by float64) {
+func (a *axis) widen() {
 	if a.lo == 0 {
 		a.lo, a.hi = 1, 10
 	}
+	const least, share = 1.03, 0.06
+	by := max(least, math.Pow(a.hi/a.lo, share))
 	a.lo, a.hi = a.lo/by, a.hi*by
 }
 
-// ticks are round values inside the axis: 1-2-5 of each decade while they
-// are few, else the decades.
+// ticks are round values inside the axis: evenly spaced where it spans little,
+// else 1-2-5 of each decade while they are few, else the decades.
 func (a *axis) ticks() []float64 {
-	var out []float64
-	for _, steps := range [][]float64{{1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9}, {1, 2, 5}, {1}} {
-		out = out[:0]
-		for d := math.Floor(math.Log10(a.lo)); d <= math.Ceil(math.Log10(a.hi)); d++ {
-			for _, s := range steps {
-				if v := s * math.Pow(10, d); v >= a.lo && v <= a.hi {
-					out = append(out, v)
-				}
-			}
+	const most, narrow = 9, 4
+	if a.hi/a.lo < narrow {
+		step := roundStep((a.hi - a.lo) / 5)
+		var out []float64
+		for k := math.Ceil(a.lo / step); k*step <= a.hi && len(out) < most; k++ {
+			out = append(out, k*step)
 		}
-		if len(out) <= 9 {
-			break
+		return out
+	}
+	out := a.decades(1, 2, 5)
+	if len(out) > most {
+		out = a.decades(1)
+	}
+	return out
+}
+
+// roundStep is the next of 1, 2, 5 times a power of ten.
+func roundStep(v float64) float64 {
+	p := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, s := range []float64{1, 2, 5} {
+		if s*p >= v {
+			return s * p
+		}
+	}
+	return 10 * p
+}
+
+func (a *axis) decades(steps ...float64) (out []float64) {
+	for d := math.Floor(math.Log10(a.lo)); d <= math.Ceil(math.Log10(a.hi)); d++ {
+		for _, s := range steps {
+			if v := s * math.Pow(10, d); v >= a.lo && v <= a.hi {
+				out = append(out, v)
+			}
 		}
 	}
 	return out
@@ -153,7 +176,7 @@ func newPanel(left int, title string, all []Series) *panel {
 			}
 		}
 	}
-	p.x.widen(1.15)
+	p.x.widen()
 	return p
 }
 
@@ -172,7 +195,7 @@ func (p *panel) at(c int, v float64) (x, y float64) {
 }
 
 func (p *panel) frame(b *strings.Builder) {
-	p.y.widen(1.15)
+	p.y.widen()
 	right, bottom := p.left+panelW, panelTop+panelH
 	fmt.Fprintf(b, `<text x="%d" y="%d" font-size="15" font-weight="bold">%s</text>`+"\n", p.left, panelTop-14, p.title)
 	for _, v := range p.y.ticks() {

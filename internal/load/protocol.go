@@ -96,7 +96,8 @@ func (perdure) Shut(session string) Request {
 
 func (perdure) Event(name, _ []byte) Progress {
 	switch string(name) {
-	case "message.delta":
+	case "message.delta", "message.completed":
+		// A reply that is durable before its first delta is due comes whole.
 		return Token
 	case "turn.completed":
 		return Done

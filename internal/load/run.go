@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"slices"
@@ -21,6 +22,7 @@ type run struct {
 	server   probe      // nil when it can't be seen
 	mock     *mock      // nil when there is none
 	floor    *float64   // ms
+	spread   float64    // ms, the slowest of the floor's turns less the quickest: how noisy the machine is
 }
 
 // now is nanoseconds since the epoch, at least 1 so that 0 can mean never.
@@ -46,7 +48,7 @@ func Run(ctx context.Context, cfg Config) ([]Point, error) {
 		}
 		points = append(points, p)
 		if r.cfg.JSON {
-			if err := json.NewEncoder(r.cfg.Out).Encode(p); err != nil {
+			if err := writeLine(r.cfg.Out, p); err != nil {
 				return points, err
 			}
 		}
@@ -69,6 +71,13 @@ func (r *run) report(points []Point) error {
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+// writeLine writes v as JSON on one line.
+func writeLine(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
 }
 
 func writeFile(name string, write func(*os.File) error) error {
@@ -94,11 +103,11 @@ func newRun(ctx context.Context, cfg Config) (*run, error) {
 			return nil, err
 		}
 		r.mock = r.findMock(ctx)
-		f, err := r.measureFloor(ctx)
+		q, least, err := r.measureFloor(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("floor: %w", err)
 		}
-		r.floor = &f
+		r.floor, r.spread = &q.P50, roundTo(*q.Max-least, 1000)
 	}
 	if cfg.Ramp == 0 {
 		if r.cfg.Ramp, err = r.probeTurn(ctx); err != nil {
@@ -115,9 +124,10 @@ const (
 	floorTime     = 500 * time.Millisecond
 )
 
-// measureFloor is the median turn time, in ms, of the upstream alone at
-// concurrency 1: one warm-up turn, then at least five, and half a second.
-func (r *run) measureFloor(ctx context.Context) (float64, error) {
+// measureFloor takes the turn time of the upstream alone at concurrency 1:
+// one warm-up turn, then at least five, and half a second. It returns the
+// least in ms beside the quantiles.
+func (r *run) measureFloor(ctx context.Context) (Quantiles, float64, error) {
 	sub := *r
 	sub.base, sub.cfg.APIKey, sub.cfg.TurnsPerSession = r.upstream, "", 0
 	if sub.base.path == "" {
@@ -126,9 +136,9 @@ func (r *run) measureFloor(ctx context.Context) (float64, error) {
 	sub.cfg.Protocol = ChatCompletions(r.cfg.Model, r.cfg.InputBytes)
 	times, err := sub.sequence(ctx, floorTurns, floorMaxTurns, floorTime)
 	if err != nil {
-		return 0, err
+		return Quantiles{}, 0, err
 	}
-	return quantiles(times).P50, nil
+	return quantiles(times), millis(slices.Min(times)), nil
 }
 
 // probeTurn measures how long a turn takes, to spread the workers over it.
@@ -190,6 +200,7 @@ func (r *run) settings(mode string) map[string]any {
 	if c.Upstream != "" {
 		s["upstream"] = redactURL(c.Upstream)
 		s["floor"] = fmt.Sprintf("median of at least %d upstream turns at concurrency 1", floorTurns)
+		s["floor_spread_ms"] = r.spread
 	}
 	if c.Rate > 0 {
 		s["rate"] = c.Rate
