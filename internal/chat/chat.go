@@ -30,6 +30,7 @@ type screen struct {
 	color bool
 	text  int // bytes of the current message that are on the screen
 	fresh bool
+	lost  bool // the server is away, and that was said
 }
 
 const help = `Commands: /new  a new session   /id  this session's ID   /quit  leave (Ctrl-D too)
@@ -142,6 +143,15 @@ type eventData struct {
 }
 
 func (s *screen) event(ev Event) {
+	if ev.Name == EventReconnecting {
+		if !s.lost {
+			s.lost = true
+			s.newline()
+			s.print(s.paint("2", "the server is away; trying again…") + "\n")
+		}
+		return
+	}
+	s.lost = false
 	var d eventData
 	if json.Unmarshal(ev.Data, &d) != nil {
 		return

@@ -12,6 +12,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Client calls one server.
@@ -115,13 +116,21 @@ func (c *Client) Turn(ctx context.Context, session, input string, fn func(Event)
 	last, done, err := read(resp.Body, fn)
 	_ = resp.Body.Close() // read to its end
 	for tries := 0; !done && tries < maxReconnects; tries++ {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if last == "" {
 			return fmt.Errorf("the stream ended before the turn began: %w", err)
 		}
-		last, done, err = c.resume(ctx, session, last, fn)
+		if tries > 0 {
+			fn(Event{Name: EventReconnecting})
+			select {
+			case <-time.After(reconnectPause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		before := last
+		if last, done, err = c.resume(ctx, session, last, fn); last != before {
+			tries = 0
+		}
 	}
 	if !done {
 		return fmt.Errorf("the stream broke and could not be resumed: %w", err)
@@ -129,7 +138,15 @@ func (c *Client) Turn(ctx context.Context, session, input string, fn func(Event)
 	return nil
 }
 
-const maxReconnects = 20
+// A server that restarts is back within these.
+const (
+	maxReconnects  = 60
+	reconnectPause = 500 * time.Millisecond
+)
+
+// EventReconnecting is the client's own: the server is not reachable and is
+// tried again.
+const EventReconnecting = "reconnecting"
 
 // resume follows the session's log from the last event.
 func (c *Client) resume(ctx context.Context, session, last string, fn func(Event)) (string, bool, error) {
