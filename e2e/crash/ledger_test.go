@@ -113,15 +113,14 @@ type record struct {
 	id, agent string
 	l         *ledger
 
-	mu       sync.Mutex
-	ops      []*op
-	seen     map[string]string // frame by cursor: the same bytes whenever it is shown
-	watched  []string          // cursors in the order in which the watcher got them
-	mayBe    bool              // a delete was asked for
-	deleted  bool              // a delete was acknowledged, or the watcher was told
-	dirty    bool              // changed since the last check
-	ended    map[string]string // terminal event by turn
-	watching bool              // a watcher runs
+	mu      sync.Mutex
+	ops     []*op
+	seen    map[string]string // frame by cursor: the same bytes whenever it is shown
+	watched []string          // cursors in the order in which the watcher got them
+	mayBe   bool              // a delete was asked for
+	deleted bool              // a delete was acknowledged, or the watcher was told
+	dirty   bool              // changed since the last check
+	ended   map[string]string // terminal event by turn
 }
 
 func newRecord(l *ledger, id, agent string) *record {

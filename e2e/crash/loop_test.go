@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,7 +91,8 @@ func newLoop(t *testing.T, seed uint64) *loop {
 			k.before.close()
 		}
 		if t.Failed() {
-			t.Logf("seed %d, round %d; the data directory is kept: %s", k.seed, k.round, data)
+			t.Logf("seed %d, round %d; the data directory is kept, with the last server's log in test.log: %s", k.seed, k.round, data)
+			_ = os.WriteFile(filepath.Join(data, "test.log"), []byte(k.srv.log.String()), 0o600) // best effort
 			return
 		}
 		_ = os.RemoveAll(data)
@@ -374,10 +376,10 @@ func (k *loop) caughtUp(r *record) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	r.mu.Lock()
-	same := slices.Equal(r.watched, evs)
+	watched := slices.Clone(r.watched)
 	r.mu.Unlock()
-	if !same {
-		k.l.fail(r, "the watcher saw %v, a fresh read %v", r.watched, evs)
+	if !slices.Equal(watched, evs) {
+		k.l.fail(r, "the watcher saw %v, a fresh read %v", watched, evs)
 	}
 	if missing := missingTexts(r.endedTexts(), got); missing != "" {
 		k.l.fail(r, "the conversation lacks %q: %s", missing, got)
