@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,7 +164,7 @@ func TestErrorClasses(t *testing.T) {
 		{"never closed properly", errUnclean, raw(head+"17\r\nevent:turn.completed\n\n\n\r\n", -1)},
 		{"500", err5xx, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "boom", 500) }},
 		{"400", err4xx, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", 400) }},
-		{"429 without Retry-After", errNoRetry, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", 429) }},
+		{"429 without Retry-After", errNoRetry, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusTooManyRequests) }},
 		{"no stream", errFailed, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }},
 		{"no HTTP", errConnect, raw("hello, this is no HTTP\r\n\r\n", -1)},
 		{"no answer", errConnect, raw("", -1)},
@@ -191,6 +192,23 @@ func TestErrorClasses(t *testing.T) {
 				t.Errorf("shown %d times, want once:\n%s", n, errs.String())
 			}
 		})
+	}
+}
+
+// What a broken stream left half read is not taken for part of the next.
+func TestBrokenStreamDoesNotLeak(t *testing.T) {
+	var turns atomic.Int64
+	f := newFake(t, &fake{misbehave: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		if turns.Add(1) == 1 {
+			_, _ = io.WriteString(w, "event: message.delta\ndata: half of")
+			return
+		}
+		_, _ = io.WriteString(w, "event: turn.completed\n\n")
+	}})
+	points, err := Run(context.Background(), Config{Target: f.url, Ramp: time.Millisecond, Duration: 300 * time.Millisecond})
+	if err != nil || points[0].Errors != 1 || points[0].BrokenStreams != 1 || points[0].Turns == 0 {
+		t.Errorf("want one broken stream and then only good turns: %+v, %v", points, err)
 	}
 }
 

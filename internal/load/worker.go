@@ -146,6 +146,7 @@ func (w *worker) turn(ctx context.Context, a *attempt) {
 		w.whole(st, a)
 		return
 	}
+	w.ev.reset() // a broken stream may have left half an event
 	var end Progress
 	for {
 		p, err := w.c.next()
