@@ -106,9 +106,12 @@ func NewRegistry(providers map[string]*Provider, tools map[string]tool.Definitio
 
 var validName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}$`)
 
+// ValidName reports whether an agent may have the name.
+func ValidName(name string) bool { return validName.MatchString(name) }
+
 // Compile checks a definition and makes it ready.
 func (r *Registry) Compile(def Definition, fromAPI bool) (*Agent, error) {
-	if !validName.MatchString(def.Name) {
+	if !ValidName(def.Name) {
 		return nil, &DefinitionError{"name", fmt.Sprintf("%.70q is not a name; allowed: letters, digits, _ . -, 1 to 64 of them", def.Name)}
 	}
 	p := r.providers[def.Provider]

@@ -26,12 +26,17 @@ func (s *Service) PutAgent(ctx context.Context, tenant string, def agent.Definit
 	if err != nil {
 		return nil, err
 	}
-	if err := s.cfg.Agents.CanSet(tenant, def.Name); err != nil {
-		return nil, err
-	}
 	raw, err := json.Marshal(def)
 	if err != nil {
 		return nil, fmt.Errorf("encode definition: %w", err)
+	}
+	// The registry follows the order of the commits, also when the caller has
+	// gone: one change at a time, and none is left half done.
+	s.agents.Lock()
+	defer s.agents.Unlock()
+	ctx = context.WithoutCancel(ctx)
+	if err := s.cfg.Agents.CanSet(tenant, def.Name); err != nil {
+		return nil, err
 	}
 	flow := agentFlow(tenant, def.Name)
 	set := []*wire.Attribute{{Name: attributeDefinition, Value: raw}}
@@ -54,6 +59,12 @@ func (s *Service) DeleteAgent(ctx context.Context, tenant, name string) error {
 	if err := s.cfg.Agents.CanSet(tenant, name); errors.Is(err, agent.ErrConfigged) {
 		return err
 	}
+	if !agent.ValidName(name) {
+		return fmt.Errorf("%w: %.70q", agent.ErrNoAgent, name)
+	}
+	s.agents.Lock()
+	defer s.agents.Unlock()
+	ctx = context.WithoutCancel(ctx)
 	flow := agentFlow(tenant, name)
 	_, err := s.set.For(flow).Call(ctx, &wire.Entry{FlowId: flow, Command: &wire.Entry_DeleteFlow{DeleteFlow: &wire.DeleteFlow{Reason: "deleted by a client"}}})
 	var ce *core.Error

@@ -106,8 +106,21 @@ func frame(ev *wire.Event) []byte {
 	b = append(b, "event: "...)
 	b = append(b, name...)
 	b = append(b, "\ndata: "...)
+	from := len(b)
 	b = appendData(b, ev, name)
+	oneLine(b[from:])
 	return append(b, "\n\n"...)
+}
+
+// oneLine turns line breaks into spaces, in place. In valid JSON they stand
+// between tokens only, where a space means the same; in a data line they would
+// end the frame.
+func oneLine(b []byte) {
+	for i, c := range b {
+		if c == '\n' || c == '\r' {
+			b[i] = ' '
+		}
+	}
 }
 
 func itemBytes(ev *wire.Event) int {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -62,6 +63,7 @@ type Service struct {
 	set      partition.Set
 	open     openTurns
 	draining atomic.Bool
+	agents   sync.Mutex // held while an agent's definition changes
 }
 
 // New makes a Service; Bind it before use.

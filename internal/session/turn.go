@@ -26,11 +26,12 @@ type TurnRequest struct {
 }
 
 // UserMessage gives a message in the normal form in which conversations are
-// kept: role first.
+// kept: role first, on one line. content is valid JSON.
 func UserMessage(content json.RawMessage) json.RawMessage {
 	b := make([]byte, 0, len(content)+32)
 	b = append(b, `{"role":"user","content":`...)
 	b = append(b, content...)
+	oneLine(b)
 	return append(b, '}')
 }
 
@@ -142,8 +143,16 @@ func (w *Watcher) awaitAnswer(ctx context.Context) error {
 			if a.err != nil {
 				return a.err
 			}
+			if len(a.reply.MessageIDs) == 0 { // a start that was seen before, and its turn is forgotten
+				return &core.Error{Code: core.Exists, Message: "the session was made by this request before; its first turn is not remembered any more"}
+			}
 			w.turn, w.Started, w.Duplicate = a.reply.MessageIDs[0], a.reply.Started, a.reply.Duplicate
 			frames[i] = stream.Frame{}
+			for j := range frames[:i] { // of a former life of this ID: the answer is of a later one
+				if it := frames[j].Item; it != nil && it.Event.Type == core.EventDeleted {
+					frames[j] = stream.Frame{}
+				}
+			}
 			if w.Duplicate {
 				// It may have ended long ago, so the log comes first. What was
 				// queued meanwhile is behind it: the text shown so far, too.
@@ -251,7 +260,9 @@ func (w *Watcher) convert(out []Event, frames []stream.Frame) []Event {
 
 // durable adds a durable event that is new to this watcher and its own.
 func (w *Watcher) durable(out []Event, ev *wire.Event, encoded func(func(*wire.Event) []byte) []byte) []Event {
-	if w.ended || !w.last.Before(ev) {
+	// The end of the session is never old news: when the ID was used again
+	// meanwhile, the log that was read may be the next session's.
+	if w.ended || ev.Type != core.EventDeleted && !w.last.Before(ev) {
 		return out
 	}
 	w.last = core.CursorOf(ev)
@@ -325,10 +336,10 @@ func (o *openTurns) end(flow, turn string) []openTurn {
 	return nil
 }
 
-// Publish implements partition.Observer: it hands committed events to the
-// readers and lets ended turns out of the gate.
+// Publish implements partition.Observer: it lets ended turns out of the gate and
+// hands committed events to the readers. In this order, so that a client that
+// sees its turn end finds the place free for its next one.
 func (s *Service) Publish(flow string, events []*wire.Event) {
-	s.cfg.Hub.Publish(flow, events)
 	for _, ev := range events {
 		switch {
 		case ev.Type == core.EventDropped || agent.Terminal(ev.Type):
@@ -337,6 +348,7 @@ func (s *Service) Publish(flow string, events []*wire.Event) {
 			s.ended(flow, ev, s.open.end(flow, ""))
 		}
 	}
+	s.cfg.Hub.Publish(flow, events)
 	if s.cfg.Hooks.Events != nil {
 		s.cfg.Hooks.Events(flow, events)
 	}
