@@ -83,6 +83,7 @@ e2e: build ## end-to-end tests with foreign clients (installs node when missing)
 	@$(call need,node,nodejs)
 	@$(call need,npm,npm)
 	@$(call need,curl,curl ca-certificates)
+	@$(call need,strace,strace)
 	PERDURE_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout 20m -tags e2e $(E2E_PKGS)
 
 .PHONY: bench

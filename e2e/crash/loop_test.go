@@ -82,7 +82,8 @@ func newLoop(t *testing.T, seed uint64) *loop {
 		"MOCK_ERROR_KINDS=500,429,reset,eof,stall", "MOCK_RETRY_AFTER_MS=50", fmt.Sprintf("MOCK_SEED=%d", seed),
 		"MOCK_TOOL=*", "MOCK_TOOL_ARGS="+toolArgs)
 	k.srv = newTarget(t, data, config(k.model, k.tools.URL,
-		"journal: {segment_bytes: 1MiB}\n", "state: {memtable_bytes: 256KiB}\n"))
+		// Small and often, so that kills fall into snapshots and trims too.
+		"journal: {segment_bytes: 1MiB, snapshot_every: 300ms}\n", "state: {memtable_bytes: 256KiB}\n"))
 	k.load = newLoad(k.l, k.srv.url(), seed)
 	t.Cleanup(func() {
 		k.load.stop.Store(true)

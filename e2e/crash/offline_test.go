@@ -383,8 +383,8 @@ func (d *disk) checkTakeUp(before *disk) error {
 		if s.last < was.last {
 			return fmt.Errorf("partition %d ends at entry %d, and ended at %d before", i, s.last, was.last)
 		}
-		if n == 0 || s.last == was.last {
-			continue
+		if n == 0 || s.last == was.last || s.log.FirstLSN() > was.last+1 {
+			continue // nothing to see, or trimmed since
 		}
 		err := s.log.Replay(was.last+1, func(f journal.Frame) error {
 			lsn := f.FirstLSN

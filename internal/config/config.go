@@ -150,7 +150,8 @@ type HTTPTool struct {
 type Journal struct {
 	SegmentBytes  ByteSize      `key:"segment_bytes" default:"16MiB" min:"64KiB" max:"4GiB" doc:"Preallocated size of a segment file."`
 	MaxBatchBytes ByteSize      `key:"max_batch_bytes" default:"1MiB" min:"4KiB" max:"64MiB" doc:"Largest batch of one sync."`
-	Linger        time.Duration `key:"linger" default:"0s" min:"0s" max:"1s" doc:"Wait for more entries before a sync. 0 = the disk's own pace groups them."`
+	SnapshotBytes ByteSize      `key:"snapshot_bytes" default:"64MiB" min:"64KiB" max:"1024GiB" doc:"Journal size of a partition at which its tables are snapshot and the journal is trimmed."`
+	SnapshotEvery time.Duration `key:"snapshot_every" default:"10m" min:"100ms" max:"24h" doc:"The same by age, so that a quiet partition does not pin its journal."`
 }
 
 // State tunes the tables.

@@ -86,7 +86,7 @@ const sinkTimeout = 5 * time.Second
 // Open takes the data directory, recovers every partition and is ready to
 // serve. e.FS is replaced by memory when cfg.Store says so.
 func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
-	if cfg.Store == "mem:" {
+	if inMemory(cfg) {
 		e.FS = vfs.NewMem()
 	}
 	s := &Server{cfg: cfg, env: e, version: version, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
@@ -96,6 +96,13 @@ func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Ser
 	}
 	return s, nil
 }
+
+// inMemory says that nothing is persisted: files are in memory, so what is only
+// there to outlive the process is left out.
+func inMemory(cfg *config.Config) bool { return cfg.Store == "mem:" }
+
+// memoryBytes bounds the journal of a partition and the access log in memory.
+const memoryBytes = 4 << 20
 
 func (s *Server) open() error {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
@@ -184,10 +191,14 @@ func (s *Server) openPartitions(ctx context.Context) error {
 // openSinks starts the background writers; they read the partitions' outboxes.
 func (s *Server) openSinks() error {
 	var sources []sink.Source
-	for _, p := range s.parts {
-		sources = append(sources, p.tables)
-	}
 	c := s.cfg.Sink
+	if inMemory(s.cfg) {
+		c.MaxBytes = min(c.MaxBytes, memoryBytes)
+	} else {
+		for _, p := range s.parts {
+			sources = append(sources, p.tables)
+		}
+	}
 	var err error
 	s.sinks, err = sink.Open(sink.Config{
 		FS: s.env.FS, Clock: s.env.Clock, Log: s.log, Dir: filepath.Join(s.cfg.Data, "logs"), ExportDir: s.cfg.JSONLDir,
@@ -218,7 +229,7 @@ func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine
 		return nil, err
 	}
 	p.tables, err = state.Open(filepath.Join(dir, "tables"), state.Options{
-		FS: s.env.FS, Shared: s.shared, MemTableBytes: int64(s.cfg.State.MemtableBytes), Outbox: true,
+		FS: s.env.FS, Shared: s.shared, MemTableBytes: int64(s.cfg.State.MemtableBytes), Outbox: !inMemory(s.cfg),
 		Log: func(l state.Level, msg string) {
 			if l != state.Info {
 				s.log.Error("tables", "partition", p.id, "message", msg)
@@ -370,7 +381,7 @@ func (s *Server) closePartition(p *part) {
 
 func (s *Server) report(what string, err error) {
 	if err != nil {
-		s.log.Error(what, "error", err)
+		s.log.Error(what, "error", err.Error())
 	}
 }
 

@@ -16,9 +16,7 @@ import (
 // flushed, a snapshot is taken and verified, and the journal is trimmed up to
 // what both hold.
 const (
-	upkeepEvery  = 10 * time.Second
-	upkeepBytes  = 64 << 20 // journal bytes since the last trim
-	upkeepAge    = 10 * time.Minute
+	upkeepEvery  = 10 * time.Second // at most between two looks
 	releaseEvery = 5 * time.Second
 )
 
@@ -55,10 +53,13 @@ func (s *Server) wait(ctx context.Context, d time.Duration) bool {
 func (s *Server) maintain(ctx context.Context, p *part) {
 	last := s.env.Clock.Now()
 	trimmed := p.tables.FlushedLSN()
-	for s.wait(ctx, upkeepEvery) {
+	c := s.cfg.Journal
+	if inMemory(s.cfg) {
+		c.SnapshotBytes = min(c.SnapshotBytes, memoryBytes)
+	}
+	for s.wait(ctx, min(upkeepEvery, c.SnapshotEvery)) {
 		age := s.env.Clock.Now().Sub(last)
-		grown := p.log.Size()
-		if p.tables.AppliedLSN() == trimmed || grown < upkeepBytes && age < upkeepAge {
+		if p.tables.AppliedLSN() == trimmed || p.log.Size() < int64(c.SnapshotBytes) && age < c.SnapshotEvery {
 			continue
 		}
 		lsn, err := s.snapshot(ctx, p)
@@ -77,14 +78,17 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 	if err := p.tables.Flush(); err != nil {
 		return 0, fmt.Errorf("flush tables: %w", err)
 	}
-	m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id))
-	if err != nil {
-		return 0, err
+	upTo := p.tables.FlushedLSN()
+	if !inMemory(s.cfg) {
+		m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id))
+		if err != nil {
+			return 0, err
+		}
+		upTo = min(upTo, m.AppliedLSN)
 	}
-	upTo := min(m.AppliedLSN, p.tables.FlushedLSN())
 	var trimErr error
-	err = p.runner.OnLog(ctx, func(l *journal.Log) { trimErr = l.Trim(upTo) })
-	return m.AppliedLSN, errors.Join(err, trimErr)
+	err := p.runner.OnLog(ctx, func(l *journal.Log) { trimErr = l.Trim(upTo) })
+	return upTo, errors.Join(err, trimErr)
 }
 
 // releaseMemory gives memory back to the system once, each time the server has
