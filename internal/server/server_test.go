@@ -170,3 +170,25 @@ func TestAgentsOfTheAPISurviveARestart(t *testing.T) {
 		t.Fatalf("deleted agent: %v", err)
 	}
 }
+
+func TestInMemoryServerRunsTurns(t *testing.T) {
+	cfg := config.Default()
+	cfg.Store = "mem:"
+	s, err := Open(cfg, env.Real(), "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	ctx := context.Background()
+	sess, err := s.Sessions().Create(ctx, "default", session.CreateRequest{Agent: "demo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runTurn(t, s, sess.ID, "hello")
+	for _, p := range s.parts {
+		if _, err := s.snapshot(ctx, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runTurn(t, s, sess.ID, "after the trim")
+}
