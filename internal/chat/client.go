@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 )
@@ -36,6 +37,11 @@ func (r *Refusal) Error() string {
 		s += "; " + r.Hint
 	}
 	return s
+}
+
+// final reports whether the same request will be refused again.
+func (r *Refusal) final() bool {
+	return r.Status >= 400 && r.Status < 500 && r.Status != http.StatusTooManyRequests && r.Status != http.StatusRequestTimeout
 }
 
 // maxLine bounds a line of the stream: the server's largest event.
@@ -113,11 +119,16 @@ func (c *Client) Turn(ctx context.Context, session, input string, fn func(Event)
 	if err != nil {
 		return err
 	}
+	turn := resp.Header.Get("X-Perdure-Turn")
 	last, done, err := read(resp.Body, fn)
 	_ = resp.Body.Close() // read to its end
 	for tries := 0; !done && tries < maxReconnects; tries++ {
-		if last == "" {
-			return fmt.Errorf("the stream ended before the turn began: %w", err)
+		if turn == "" {
+			return fmt.Errorf("the stream ended and the server did not name the turn: %w", err)
+		}
+		var refused *Refusal
+		if errors.As(err, &refused) && refused.final() {
+			return err
 		}
 		if tries > 0 {
 			fn(Event{Name: EventReconnecting})
@@ -128,7 +139,7 @@ func (c *Client) Turn(ctx context.Context, session, input string, fn func(Event)
 			}
 		}
 		before := last
-		if last, done, err = c.resume(ctx, session, last, fn); last != before {
+		if last, done, err = c.resume(ctx, session, turn, last, fn); last != before {
 			tries = 0
 		}
 	}
@@ -148,11 +159,18 @@ const (
 // tried again.
 const EventReconnecting = "reconnecting"
 
-// resume follows the session's log from the last event.
-func (c *Client) resume(ctx context.Context, session, last string, fn func(Event)) (string, bool, error) {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/sessions/"+session+"/events?after="+last, nil)
+// resume follows the turn from the last event that was seen.
+func (c *Client) resume(ctx context.Context, session, turn, last string, fn func(Event)) (string, bool, error) {
+	q := url.Values{"turn_id": {turn}}
+	if last != "" {
+		q.Set("after", last)
+	}
+	resp, err := c.do(ctx, http.MethodGet, "/v1/sessions/"+session+"/events?"+q.Encode(), nil)
 	if err != nil {
 		return last, false, err
+	}
+	if resp.StatusCode == http.StatusNoContent { // its end was the last event seen
+		return last, true, resp.Body.Close()
 	}
 	defer resp.Body.Close()
 	seen, done, err := read(resp.Body, fn)
