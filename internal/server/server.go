@@ -39,6 +39,7 @@ import (
 // Server is one process. Make it with Open, serve with Serve, end with Close.
 type Server struct {
 	cfg     *config.Config
+	dir     string // of the data
 	env     env.Env
 	log     *slog.Logger
 	metrics *metrics
@@ -86,10 +87,11 @@ const sinkTimeout = 5 * time.Second
 // Open takes the data directory, recovers every partition and is ready to
 // serve. e.FS is replaced by memory when cfg.Store says so.
 func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
+	dir := filepath.Clean(cfg.Data)
 	if inMemory(cfg) {
-		e.FS = vfs.NewMem()
+		e.FS, dir = vfs.NewMem(), "/"
 	}
-	s := &Server{cfg: cfg, env: e, version: version, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
+	s := &Server{dir: dir, cfg: cfg, env: e, version: version, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
 	if err := s.open(); err != nil {
 		s.Close()
 		return nil, err
@@ -133,15 +135,15 @@ func (s *Server) open() error {
 
 // openStore locks the data directory and checks that it fits.
 func (s *Server) openStore(ctx context.Context) error {
-	if err := s.env.FS.MkdirAll(s.cfg.Data, 0o750); err != nil {
+	if err := s.env.FS.MkdirAll(s.dir, 0o750); err != nil {
 		return fmt.Errorf("data directory %s: %w", s.cfg.Data, err)
 	}
-	lock, err := s.env.FS.Lock(filepath.Join(s.cfg.Data, "LOCK"))
+	lock, err := s.env.FS.Lock(filepath.Join(s.dir, "LOCK"))
 	if err != nil {
-		return fmt.Errorf("data directory %s is in use by another process: %w", s.cfg.Data, err)
+		return fmt.Errorf("data directory %s cannot be locked; is it in use by another process? %w", s.cfg.Data, err)
 	}
 	s.lock = lock
-	store, err := blobfs.Open(s.env.FS, filepath.Join(s.cfg.Data, "objects"))
+	store, err := blobfs.Open(s.env.FS, filepath.Join(s.dir, "objects"))
 	if err != nil {
 		return fmt.Errorf("object directory: %w", err)
 	}
@@ -201,7 +203,7 @@ func (s *Server) openSinks() error {
 	}
 	var err error
 	s.sinks, err = sink.Open(sink.Config{
-		FS: s.env.FS, Clock: s.env.Clock, Log: s.log, Dir: filepath.Join(s.cfg.Data, "logs"), ExportDir: s.cfg.JSONLDir,
+		FS: s.env.FS, Clock: s.env.Clock, Log: s.log, Dir: filepath.Join(s.dir, "logs"), ExportDir: s.cfg.JSONLDir,
 		Partitions: sources, Describe: session.Describe, QueueRecords: c.QueueRecords, BatchRecords: c.BatchRecords,
 		FlushInterval: c.FlushInterval, Retention: c.Retention, MaxBytes: int64(c.MaxBytes),
 	})
@@ -219,7 +221,7 @@ func (s *Server) kickSinks(flow string, _ []*wire.Event) {
 }
 
 func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine, error) {
-	dir := filepath.Join(s.cfg.Data, fmt.Sprintf("p%03d", p.id))
+	dir := filepath.Join(s.dir, fmt.Sprintf("p%03d", p.id))
 	epoch, err := takeOwnership(ctx, s.store, p.id)
 	if err != nil {
 		return nil, err
