@@ -114,18 +114,27 @@ func (s *Server) releaseMemory(ctx context.Context) {
 			}
 		}
 		s.tools.Close() // idle connections; calls dial anew
-		runtime.GC()    // what the tables allocate anew then fills the gaps left
 		for _, p := range s.parts {
 			if _, err := p.tables.Shrink(); err != nil {
 				s.log.Warn("tables kept their memory", "partition", p.id, "error", err)
 			}
 		}
 		s.shared.Drop()
-		runtime.GC() // sync.Pool gives its memory up in the second round
-		runtime.GC()
-		debug.FreeOSMemory()
+		trimRuntime()
 		released = applied
 	}
+}
+
+// trimRuntime makes the runtime give back what it keeps for the next burst.
+// Each scheduler slot keeps 64 dead goroutines with their stacks and a span of
+// every size class; only giving the slot up frees those. sync.Pool gives its
+// memory up in the second of two collections.
+func trimRuntime() {
+	procs := runtime.GOMAXPROCS(1)
+	runtime.GC()
+	runtime.GC()
+	debug.FreeOSMemory()
+	runtime.GOMAXPROCS(procs)
 }
 
 func (s *Server) hotFlows(ctx context.Context) int {
