@@ -43,10 +43,13 @@ var errTurnTimeout = errors.New("turn timed out")
 // may not meet are tried again (see tool.Result.Retryable).
 var toolRetry = &wire.RetryPolicy{MaxAttempts: 3, InitialUs: 250_000, MaxUs: 5_000_000}
 
-func (h *Handler) policy(p *Provider) policy {
+// policy takes the retries of p, or, when the agent is gone, of the step.
+func (h *Handler) policy(p *Provider, w *partition.Work) policy {
 	pol := policy{maxRounds: h.Limits.MaxToolRounds, maxCalls: h.Limits.MaxToolCalls, tool: toolRetry}
 	if p != nil {
 		pol.model = p.Retry
+	} else if w.Name != StepTool {
+		pol.model = w.Retry
 	}
 	return pol
 }
@@ -78,7 +81,7 @@ func (h *Handler) abandon(w *partition.Work, lost uint32) *wire.StepResult {
 		_ = json.Unmarshal(w.Input, &in) // written by answered; empty is still an answer
 		return toolDone(in, "the tool call was given up: "+text, true)
 	}
-	return failed(h.policy(h.providerOf(w)), progressOf(w), "", Failure{"abandoned", text, "see the server's log for why it ended"})
+	return failed(h.policy(h.providerOf(w), w), progressOf(w), "", Failure{"abandoned", text, "see the server's log for why it ended"})
 }
 
 // Fail implements worker.Handler.
@@ -88,7 +91,7 @@ func (h *Handler) Fail(w *partition.Work, err error) *wire.StepResult {
 		_ = json.Unmarshal(w.Input, &in) // written by answered; empty is still an answer
 		return toolDone(in, "the tool call failed: "+err.Error(), true)
 	}
-	return failed(h.policy(h.providerOf(w)), progressOf(w), "", Failure{"internal", err.Error(), "see the server's log"})
+	return failed(h.policy(h.providerOf(w), w), progressOf(w), "", Failure{"internal", err.Error(), "see the server's log"})
 }
 
 func (h *Handler) agentOf(w *partition.Work) (*Agent, string, error) {
@@ -109,8 +112,8 @@ func progressOf(w *partition.Work) progress {
 	var pr progress
 	if w.Name == StepContinue {
 		_ = json.Unmarshal(w.Input, &pr) // written by answered
-	} else if len(w.Matched) > 0 {
-		pr.StartedUs = w.Matched[0].AtUs
+	} else {
+		pr.StartedUs = w.StartedUs
 	}
 	return pr
 }
@@ -120,9 +123,9 @@ func (h *Handler) model(ctx context.Context, call *worker.Call) *wire.StepResult
 	pr := progressOf(call.Work)
 	a, name, err := h.agentOf(call.Work)
 	if err != nil {
-		return failed(h.policy(nil), pr, "", Failure{"agent_not_found", fmt.Sprintf("agent %q is not there any more", name), "define it again, or make a new session"})
+		return failed(h.policy(nil, call.Work), pr, "", Failure{"agent_not_found", fmt.Sprintf("agent %q is not there any more", name), "define it again, or make a new session"})
 	}
-	pol := h.policy(a.provider)
+	pol := h.policy(a.provider, call.Work)
 	if call.Task.Cancel {
 		return cancelled(pol, pr, "", call.Reason)
 	}

@@ -69,8 +69,10 @@ type Task struct {
 	Attributes []*wire.Attribute
 	Cancel     bool // the work was cancelled before this attempt began
 	Reason     string
-	Prefetch   bool   // may run before its start is committed
-	Before     Cursor // the flow's last event when the attempt was made, its own start included
+	StartedUs  int64             // when the step was first handed out
+	Retry      *wire.RetryPolicy // of the step; not to be changed
+	Prefetch   bool              // may run before its start is committed
+	Before     Cursor            // the flow's last event when the attempt was made, its own start included
 }
 
 // Key is the idempotency key handed outward: the same for each attempt of the
@@ -111,7 +113,7 @@ func dispatch(f *wire.Flow, s *wire.Step) Effect {
 		FlowID: f.Id, FlowType: f.Type, RunID: f.RunId, Exec: s.Exec, Attempt: attemptOf(s.Attempt),
 		Number: s.Attempts, Retries: s.Retries, Name: s.Spec.Name, Input: s.Spec.Input, Scope: s.Scope,
 		Matched: s.Matched, Attributes: f.Attributes, Cancel: s.Cancel, Reason: s.CancelReason,
-		Prefetch: s.Spec.Prefetch,
+		StartedUs: s.FirstStartUs, Retry: s.Spec.Retry, Prefetch: s.Spec.Prefetch,
 	}
 	if f.LastEvent != nil {
 		t.Before = Cursor{LSN: f.LastEvent.Lsn, N: f.LastEvent.N}

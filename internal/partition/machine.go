@@ -117,6 +117,10 @@ func (m *Machine) Propose(p Proposal) {
 		p.answer(core.Reply{}, m.err)
 		return
 	}
+	if err := state.CheckFlowID(p.Entry.FlowId); err != nil {
+		p.answer(core.Reply{}, &core.Error{Code: core.Invalid, Message: err.Error()})
+		return
+	}
 	h, err := m.load(p.Entry.FlowId)
 	if err != nil {
 		m.fail(err)
@@ -199,6 +203,10 @@ func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
 func (m *Machine) Read(flowID string, fn func(*wire.Flow, error)) {
 	if m.err != nil {
 		fn(nil, m.err)
+		return
+	}
+	if err := state.CheckFlowID(flowID); err != nil {
+		fn(nil, &core.Error{Code: core.Invalid, Message: err.Error()})
 		return
 	}
 	h, err := m.load(flowID)

@@ -455,3 +455,22 @@ func TestRunnerManyClients(t *testing.T) {
 		t.Errorf("no group commit: %d batches for %d entries", st.Batches, st.Entries)
 	}
 }
+
+func TestAMalformedFlowIDIsRefusedAndHarmsNothing(t *testing.T) {
+	w := newWorld(t)
+	for _, id := range []string{"", "a\x00b", string(make([]byte, core.MaxIDBytes+1))} {
+		o := w.propose(start(id, false))
+		var ce *core.Error
+		if !errors.As(o.err, &ce) || ce.Code != core.Invalid {
+			t.Errorf("start of %.20q: %v", id, o.err)
+		}
+		var read error
+		w.m.Read(id, func(_ *wire.Flow, err error) { read = err })
+		if !errors.As(read, &ce) || ce.Code != core.Invalid {
+			t.Errorf("read of %.20q: %v", id, read)
+		}
+	}
+	if w.m.Err() != nil {
+		t.Fatalf("the ownership ended: %v", w.m.Err())
+	}
+}
