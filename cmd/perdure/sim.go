@@ -29,7 +29,7 @@ it again.`,
 	f := c.Flags()
 	f.Uint64Var(&seed, "seed", 1, "the first seed")
 	f.IntVar(&seeds, "seeds", 1, "how many seeds to run")
-	f.StringVar(&scenario, "scenario", "default", "what to stress: "+strings.Join(sim.Scenarios(), ", "))
+	f.StringVar(&scenario, "scenario", "", "what to stress: "+strings.Join(sim.Scenarios(), ", ")+"; each in turn when not given")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object a line")
 	f.BoolVarP(&verbose, "verbose", "v", false, "print the whole story of each run")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {

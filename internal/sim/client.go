@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/core"
@@ -107,7 +108,7 @@ func (o *op) String() string {
 	case o.Kind == oracle.Delete:
 		return "deletes"
 	}
-	return fmt.Sprintf("says %s, %s, request %q", o.Payload, []string{"enqueue", "reject", "interrupt"}[o.OnBusy], o.RequestID)
+	return fmt.Sprintf("says %.60s, %s, request %q", o.Payload, []string{"enqueue", "reject", "interrupt"}[o.OnBusy], o.RequestID)
 }
 
 func (o *op) requestID() string { return fmt.Sprintf("r%d-%d", o.c.id, o.From) }
@@ -126,7 +127,7 @@ func (o *op) create() {
 
 func (o *op) turn(t *oracle.Op) {
 	t.Kind = oracle.Publish
-	content, err := json.Marshal(fmt.Sprintf("question %d", o.From))
+	content, err := json.Marshal(fmt.Sprintf("question %d", o.From) + o.c.w.bulk())
 	if err != nil {
 		o.c.w.violate("simulator", o.FlowID, "%v", err)
 	}
@@ -135,6 +136,23 @@ func (o *op) turn(t *oracle.Op) {
 	if !o.c.rng.percent(10) {
 		t.RequestID = o.requestID()
 	}
+}
+
+// bulk is what makes a few messages long: over many sectors, over a segment, or
+// worth compressing.
+func (w *world) bulk() string {
+	if !w.rng.percent(3) {
+		return ""
+	}
+	n := pick(w.rng, 600, 5_000, 30_000)
+	if w.rng.percent(30) {
+		return strings.Repeat(" again", n/6)
+	}
+	b := make([]byte, 0, n+16)
+	for len(b) < n {
+		b = fmt.Appendf(b, "%016x", w.rng.Uint64())
+	}
+	return string(b)
 }
 
 // entry makes the command anew for each copy: the engine keeps what it takes.

@@ -102,15 +102,15 @@ func (c *cloner) dir(n, m *inode, path string) {
 	}
 }
 
-// names says how many of a directory's operations had reached the disk. Where
-// Pebble removes files in the background, these do not decide.
+// names says how many of a directory's operations had reached the disk. In a
+// folder of tables those whose sync may be untimely do not decide.
 func (l *loss) names(n *inode, path string) int {
-	counted := uint64(0)
+	tables := strings.HasSuffix(path, "/tables/")
 	for i, op := range n.ops {
-		if op.n == nil && strings.HasSuffix(path, "/tables/") {
+		if tables && (op.n == nil || strings.HasSuffix(op.name, ".log")) {
 			continue
 		}
-		if counted++; !l.keeps(hashName(path), counted) {
+		if !l.keeps(hashName(path), hashName(op.name)) {
 			return i
 		}
 	}

@@ -119,9 +119,7 @@ func (d *disk) parent(op, name string) (*inode, string, error) {
 
 // before runs ahead of each operation that changes something. d.mu is held.
 func (d *disk) before(op, name string) error {
-	// Pebble removes files in the background, at moments that are not ours.
-	counted := op != "remove" || !strings.Contains(name, "/tables")
-	if d.tripAfter > 0 && counted {
+	if d.tripAfter > 0 && !untimely(op, name) {
 		if d.tripAfter--; d.tripAfter == 0 {
 			d.image = d.clone(d.tripLoss)
 		}
@@ -130,6 +128,13 @@ func (d *disk) before(op, name string) error {
 		return d.fail(op, name)
 	}
 	return nil
+}
+
+// untimely tells the operations that Pebble does in the background, at moments
+// that are not the simulation's: it removes files, and syncs its folder once
+// more, or not, when it has done so. They must decide nothing.
+func untimely(op, name string) bool {
+	return op == "remove" && strings.Contains(name, "/tables") || op == "sync" && strings.HasSuffix(name, "/tables")
 }
 
 // trip makes a crash happen within what is called next, before the nth

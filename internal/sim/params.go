@@ -55,9 +55,6 @@ type params struct {
 func Scenarios() []string { return []string{"default", "crash", "cancel", "slowdisk", "snapshot"} }
 
 func draw(scenario string, s *source) (params, error) {
-	if scenario == "" {
-		scenario = "default"
-	}
 	if !slices.Contains(Scenarios(), scenario) {
 		return params{}, fmt.Errorf("scenario %q is unknown; there are %v", scenario, Scenarios())
 	}

@@ -171,7 +171,7 @@ func (p *part) append(f journal.Frame) error {
 	}
 	p.durable = f.FirstLSN + uint64(f.Count) - 1
 	p.hist.learn(f)
-	w.tell("", "partition %d: entries %d to %d are durable", p.id, f.FirstLSN, p.durable)
+	w.tell("journal", "partition %d: entries %d to %d are durable", p.id, f.FirstLSN, p.durable)
 	return nil
 }
 

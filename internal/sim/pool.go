@@ -209,7 +209,7 @@ func (r *run) checkConversation() {
 	case r.asks.err != nil:
 		w.violate("conversation", flow, "step %d cannot read it: %v", r.w.Exec, r.asks.err)
 	case len(want) <= agent.DefaultContextMessages && fmt.Sprintf("%s", got) != fmt.Sprintf("%s", want):
-		w.violate("conversation", flow, "step %d gets %d messages that are not the %d of the log:\n%s\nwant\n%s", r.w.Exec, len(got), len(want), got, want)
+		w.violate("conversation", flow, "step %d gets %d messages that are not the %d of the log:\n%.2000s\nwant\n%.2000s", r.w.Exec, len(got), len(want), got, want)
 	}
 }
 
@@ -226,7 +226,7 @@ func (r *run) think() {
 	}
 	for range w.rng.intn(6) {
 		at += w.rng.between(100, 40_000)
-		w.inLife(at, func() { r.show(fmt.Sprintf("word%d ", w.rng.intn(1000))) })
+		w.inLife(at, func() { r.show(fmt.Sprintf("word%d ", w.rng.intn(1000)) + w.bulk()) })
 	}
 	at += w.rng.between(100, 20_000)
 	switch {
@@ -310,7 +310,7 @@ func (r *run) tool() {
 			w.fault("tool-retryable")
 			r.finish(decisions().ToolDone(r.w, "the tool is overloaded", true, &wire.Retry{Error: "overloaded", AfterUs: w.rng.between(0, 400_000)}))
 		default:
-			r.finish(decisions().ToolDone(r.w, fmt.Sprintf("result %d", w.rng.intn(100)), w.rng.percent(20), nil))
+			r.finish(decisions().ToolDone(r.w, fmt.Sprintf("result %d", w.rng.intn(100))+w.bulk(), w.rng.percent(20), nil))
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -69,7 +70,7 @@ func (r *Result) JSON() string {
 
 // Options of a run. Whole keeps the whole story, not only that of a failure.
 type Options struct {
-	Scenario string // "" is "default"; see Scenarios
+	Scenario string // see Scenarios; "" gives each seed one of them in turn
 	Whole    bool
 }
 
@@ -88,6 +89,10 @@ type mutant struct {
 func Run(seed uint64, o Options) (*Result, error) { return runMutant(seed, o, mutant{}) }
 
 func runMutant(seed uint64, o Options, m mutant) (*Result, error) {
+	if o.Scenario == "" {
+		all := Scenarios()
+		o.Scenario = all[seed%uint64(len(all))]
+	}
 	rng := &source{mix(seed ^ hashName(o.Scenario))}
 	p, err := draw(o.Scenario, rng)
 	if err != nil {
@@ -113,8 +118,15 @@ func newWorld(p params, rng *source, m mutant) *world {
 	return w
 }
 
-// live is one run from the first boot to the verdict.
+// live is one run from the first boot to the verdict. A panic of what is
+// simulated is a violation, too.
 func (w *world) live() {
+	defer func() {
+		if v := recover(); v != nil {
+			w.violate("panic", "", "%v\n%s", v, debug.Stack())
+			w.node = nil // in no state to be read
+		}
+	}()
 	w.boot()
 	w.reap()
 	w.startClients()
@@ -176,6 +188,9 @@ func flowOf(err error) string {
 
 // Check says what is wrong with the name of a scenario, or nil.
 func Check(scenario string) error {
+	if scenario == "" {
+		return nil
+	}
 	_, err := draw(scenario, &source{})
 	return err
 }

@@ -275,7 +275,7 @@ func (v *watcher) checkText(ev *wire.Event) {
 		Content string `json:"content"`
 	}
 	if err := json.Unmarshal(ev.Items[0], &m); err != nil || m.Content != t.said && t.attempt == ev.Attempt {
-		v.w.violate("watch", v.flow, "step %d showed %q and its message is %q (%v)", ev.Exec, t.said, m.Content, err)
+		v.w.violate("watch", v.flow, "step %d showed %.200q and its message is %.200q (%v)", ev.Exec, t.said, m.Content, err)
 	}
 }
 

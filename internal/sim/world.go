@@ -167,10 +167,13 @@ func (v *Violation) Error() string {
 	return fmt.Sprintf("%s broken in flow %q: %s", v.Rule, v.FlowID, v.Detail)
 }
 
+const maxDetail = 4 << 10
+
 // violate records a broken rule; the first ends the run.
 func (w *world) violate(rule, flow, format string, args ...any) {
 	if w.broken == nil {
-		v := &Violation{rule, flow, fmt.Sprintf(format, args...)}
+		detail := fmt.Sprintf(format, args...)
+		v := &Violation{rule, flow, detail[:min(len(detail), maxDetail)]}
 		w.broken = v
 		w.tell(flow, "VIOLATED %v", v)
 	}
