@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -214,5 +215,20 @@ func TestChatCtrlC(t *testing.T) {
 	}
 	if ms := p.messages(t, id); len(ms) != 2 || !ms[1].Partial {
 		t.Errorf("transcript: %s", roles(ms))
+	}
+}
+
+// TestGreeting runs the command that the server prints at its start, as a
+// newcomer would paste it.
+func TestGreeting(t *testing.T) {
+	s := serve(t, setup{})
+	_, rest, ok1 := strings.Cut(s.stderr.String(), "Try it:\n")
+	command, _, ok2 := strings.Cut(rest, "\n\n")
+	if !ok1 || !ok2 || !strings.Contains(command, "curl ") {
+		t.Fatalf("no command in the greeting:\n%s", &s.stderr)
+	}
+	out, err := exec.Command("bash", "-c", command).Output()
+	if err != nil || !strings.Contains(string(out), `"finish_reason":"stop"`) || !strings.HasSuffix(strings.TrimSpace(string(out)), "data: [DONE]") {
+		t.Errorf("%s\n%v\n%s", command, err, out)
 	}
 }

@@ -61,6 +61,35 @@ func TestResumeAfterKill(t *testing.T) {
 	p.do(t, http.StatusNoContent, "GET", "/v1/sessions/"+id+"/events?turn_id="+turnID, "", nil, "Last-Event-ID", all[len(all)-1].id)
 }
 
+// TestKillInTool cuts the power while a tool is being called. The call is made
+// again under the same idempotency key, and has one result.
+func TestKillInTool(t *testing.T) {
+	h := newToolHost(t)
+	conf := toolConfig(mock(t, "MOCK_TOOL=*", `MOCK_TOOL_ARGS={"city":"Oslo"}`), h)
+	s := serve(t, setup{config: conf})
+	p := plain{url: s.url}
+	id := p.newSession(t, "holder")
+	st := p.startTurn(t, id, "hold on", "")
+	had := durable(st.untilNamed(t, "tool.started"))
+	eventually(t, "the call of the tool", func() bool { return len(h.seen("/hold")) == 1 })
+	s.kill()
+
+	p.url = serve(t, setup{config: conf, data: s.data}).url
+	after := p.follow(t, id, "?turn_id="+had[0].turnID(), "Last-Event-ID", had[len(had)-1].id).rest(t)
+	if len(after) == 0 || after[len(after)-1].name != "turn.completed" {
+		t.Fatalf("the turn must go on to its end after the restart:\n%s", show(after))
+	}
+	sameFrames(t, "before the kill and after it", append(had, durable(after)...), p.follow(t, id, "?turn_id="+had[0].turnID()).rest(t))
+	if calls := h.seen("/hold"); len(calls) != 2 || calls[0].key == "" || calls[0].key != calls[1].key || calls[0].body != calls[1].body {
+		t.Errorf("the tool server saw %+v, want the same call twice", calls)
+	}
+	ms := p.messages(t, id)
+	answered(t, ms)
+	if results := toolResults(ms); len(results) != 1 || results[0].text() != `{"city":"Oslo","sky":"clear"}` {
+		t.Errorf("transcript: %s", roles(ms))
+	}
+}
+
 // TestResumeFromEveryCursor reads a session's log from each of its events on.
 func TestResumeFromEveryCursor(t *testing.T) {
 	s := serve(t, setup{config: onMock(mock(t))})

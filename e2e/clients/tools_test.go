@@ -31,16 +31,17 @@ func newToolHost(t *testing.T) *toolHost {
 	release := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body) // a broken request is seen by what is missing
+		first := len(h.seen(r.URL.Path)) == 0
 		h.mu.Lock()
 		h.calls = append(h.calls, toolCall{r.URL.Path, string(b), r.Header.Get("Idempotency-Key"), r.Header.Get("X-Tool-Secret")})
 		h.mu.Unlock()
-		switch r.URL.Path {
-		case "/slow":
+		switch path := r.URL.Path; {
+		case path == "/slow" || path == "/hold" && first:
 			select {
 			case <-release:
 			case <-r.Context().Done():
 			}
-		case "/echo-secret":
+		case path == "/echo-secret":
 			w.WriteHeader(http.StatusForbidden)
 			fmt.Fprintf(w, "no access with %s", r.Header.Get("X-Tool-Secret"))
 		default:
@@ -83,7 +84,12 @@ tools:
     description: "Takes for ever"
     parameters: {type: object}
     http: {url: "` + h.url + `/slow", allow_private: true, timeout: 150ms}
+  hold:
+    description: "Hangs at first"
+    parameters: {type: object}
+    http: {url: "` + h.url + `/hold", allow_private: true, timeout: 30s}
 agents:
+  holder: {provider: mock, tools: [hold]}
   forecaster: {provider: mock, tools: [weather]}
   waiter: {provider: mock, tools: [slow]}
 `
