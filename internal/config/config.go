@@ -54,6 +54,7 @@ type Kernel struct {
 	MaxInFlightTurns         int           `key:"max_in_flight_turns" default:"0" min:"0" max:"1000000" doc:"Turns that run at the same time; over it: 429 with Retry-After. 0 = off."`
 	SessionTTLSecs           int           `key:"session_ttl_secs" default:"300" min:"1" max:"31536000" doc:"Seconds after which an idle session leaves memory (it stays on disk)."`
 	MaxSessionsInMemory      int           `key:"max_sessions_in_memory" default:"20000" min:"16" max:"10000000" doc:"Decoded sessions kept in memory; over it the longest idle leaves before its TTL."`
+	MaxSessionBytes          ByteSize      `key:"max_session_bytes" default:"256MiB" min:"1MiB" max:"1024GiB" doc:"Bytes of conversations kept in memory; over it the longest idle session leaves before its TTL."`
 	TurnTimeout              time.Duration `key:"turn_timeout" default:"10m" min:"1s" max:"24h" doc:"A turn that runs longer fails, visibly."`
 	MaxQueuedTurnsPerSession int           `key:"max_queued_turns_per_session" default:"16" min:"0" max:"1024" doc:"Turns waiting on one session (on_busy: enqueue); over it: 429."`
 	MaxToolRounds            int           `key:"max_tool_rounds" default:"16" min:"1" max:"1000" doc:"Model calls with tool calls in one turn before it fails."`

@@ -95,7 +95,9 @@ func (b *batch) untouch(m *Machine) {
 		if h.inBatch == b {
 			h.inBatch = nil
 		}
+		before := h.tailBytes
 		h.written(b.lastLSN(), m.cfg.MaxTailBytes)
+		m.hot.bytes += h.tailBytes - before
 	}
-	m.hot.shrink(m.cfg.MaxHotFlows)
+	m.hot.shrink(m.cfg.MaxHotFlows, m.cfg.MaxHotBytes)
 }

@@ -27,8 +27,9 @@ type hotFlow struct {
 
 // hotSet is the bounded cache of decoded flows, least recently used last.
 type hotSet struct {
-	byID map[string]*hotFlow
-	lru  list.List
+	byID  map[string]*hotFlow
+	lru   list.List
+	bytes int // of all tails
 }
 
 // shrinkScan bounds how many flows in use one shrink steps over.
@@ -57,6 +58,7 @@ func (m *Machine) load(id string) (*hotFlow, error) {
 
 // changed takes the output of an entry into the overlay.
 func (m *Machine) changed(h *hotFlow, lsn uint64, out core.Output) {
+	before := h.tailBytes
 	if h.flow == nil { // created, perhaps again
 		h.tail, h.tailBytes, h.tailFrom = nil, 0, core.Cursor{}
 	}
@@ -65,6 +67,7 @@ func (m *Machine) changed(h *hotFlow, lsn uint64, out core.Output) {
 		h.tail = append(h.tail, ev)
 		h.tailBytes += eventBytes(ev)
 	}
+	m.hot.bytes += h.tailBytes - before
 }
 
 // written cuts the tail to its bound; only events up to lsn are in the tables.
@@ -90,10 +93,10 @@ func eventBytes(ev *wire.Event) int {
 }
 
 // shrink drops flows at rest, least recently used first, while there are more
-// than bound.
-func (s *hotSet) shrink(bound int) {
+// than the bounds.
+func (s *hotSet) shrink(flows, bytes int) {
 	el := s.lru.Back()
-	for scanned := 0; el != nil && len(s.byID) > bound && scanned < shrinkScan; scanned++ {
+	for scanned := 0; el != nil && (len(s.byID) > flows || s.bytes > bytes) && scanned < shrinkScan; scanned++ {
 		prev := el.Prev()
 		if h := el.Value.(*hotFlow); h.pins == 0 && (h.flow == nil || !core.IsBusy(h.flow)) {
 			s.drop(h)
@@ -104,6 +107,7 @@ func (s *hotSet) shrink(bound int) {
 
 func (s *hotSet) drop(h *hotFlow) {
 	s.lru.Remove(h.elem)
+	s.bytes -= h.tailBytes
 	delete(s.byID, h.id)
 }
 

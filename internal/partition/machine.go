@@ -62,7 +62,8 @@ type Config struct {
 	MaxBatchBytes   int   // a frame's body; default 1 MiB
 	MaxBatchEntries int   // default 4096
 	MaxHotFlows     int   // decoded flows kept in memory; default 100,000
-	MaxTailBytes    int   // events of a flow kept decoded; default 256 KiB
+	MaxTailBytes    int   // events of a flow kept decoded; default 128 KiB
+	MaxHotBytes     int   // events of all flows kept decoded; default 64 MiB. Flows at work stay
 	IdleUs          int64 // a flow not used this long leaves memory; default 300 s
 }
 
@@ -70,7 +71,8 @@ func (c *Config) setDefaults() {
 	setDefault(&c.MaxBatchBytes, 1<<20)
 	setDefault(&c.MaxBatchEntries, 4096)
 	setDefault(&c.MaxHotFlows, 100_000)
-	setDefault(&c.MaxTailBytes, 256<<10)
+	setDefault(&c.MaxTailBytes, 128<<10)
+	setDefault(&c.MaxHotBytes, 64<<20)
 	setDefault(&c.IdleUs, 300_000_000)
 }
 

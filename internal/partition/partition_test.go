@@ -474,3 +474,30 @@ func TestAMalformedFlowIDIsRefusedAndHarmsNothing(t *testing.T) {
 		t.Fatalf("the ownership ended: %v", w.m.Err())
 	}
 }
+
+func TestMemoryOfFlowsAtRestIsBoundedInBytes(t *testing.T) {
+	w := newWorld(t)
+	w.m.cfg.MaxHotBytes = 20_000
+	for i := range 100 {
+		id := fmt.Sprintf("f%d", i)
+		w.propose(start(id, false))
+		w.propose(publish(id, string(make([]byte, 1000))))
+		w.commit()
+		w.propose(result(w.ready[len(w.ready)-1], rest(false)))
+		w.commit()
+	}
+	if w.m.hot.bytes > 20_000 || w.m.HotFlows() < 5 {
+		t.Fatalf("%d bytes of %d flows in memory", w.m.hot.bytes, w.m.HotFlows())
+	}
+	sum := 0
+	for _, h := range w.m.hot.byID {
+		sum += h.tailBytes
+	}
+	if sum != w.m.hot.bytes {
+		t.Fatalf("counted %d bytes, there are %d", w.m.hot.bytes, sum)
+	}
+	f, err := w.db.Flow("f0")
+	if err != nil || f.EventCount != 3 {
+		t.Fatalf("a flow that left memory: %v %v", f, err)
+	}
+}

@@ -252,6 +252,7 @@ func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine
 		ID: p.id, Epoch: epoch, Nonce: s.env.Rand.Uint64(), Env: s.env, Tables: p.tables, Log: p.log,
 		Executor: s.pool, Observer: s.sessions, MaxBatchBytes: int(s.cfg.Journal.MaxBatchBytes),
 		MaxHotFlows: max(s.cfg.Kernel.MaxSessionsInMemory/len(s.parts), 16),
+		MaxHotBytes: int(s.cfg.Kernel.MaxSessionBytes) / len(s.parts),
 		IdleUs:      int64(s.cfg.Kernel.SessionTTLSecs) * 1_000_000,
 	})
 	p.rec = rec
