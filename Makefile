@@ -54,6 +54,11 @@ lint: ## gofmt, vet, staticcheck, and the rules of internal/lint
 	$(GO) tool staticcheck ./...
 	$(GO) test -count=1 ./internal/lint
 
+.PHONY: shell
+shell: ## shellcheck of all scripts
+	@$(call need,shellcheck,shellcheck)
+	git ls-files '*.sh' .ci/run | xargs shellcheck -x -P SCRIPTDIR
+
 .PHONY: race
 race: ## all tests under the race detector (needs a C compiler)
 	@$(call need,gcc,gcc libc6-dev)

@@ -9,7 +9,6 @@ var levels = []struct {
 }{
 	{"internal/env", 0},
 	{"internal/lint", 0},
-	{"internal/deps", 0},
 	{"api", 0},
 	{"internal/wire", 5},
 	{"internal/admit", 5},
@@ -84,7 +83,6 @@ var seam = []struct {
 	{
 		names: []string{"syscall", "golang.org/x/sys/unix"},
 		allowed: []string{
-			"internal/env", "internal/load", "internal/chat", "internal/deps", "cmd",
 			"internal/doctor",             // ulimit -n
 			"internal/effect/model/http1", // peeks whether an idle connection was closed
 		},
