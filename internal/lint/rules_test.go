@@ -83,6 +83,7 @@ var seam = []struct {
 	{
 		names: []string{"syscall", "golang.org/x/sys/unix"},
 		allowed: []string{
+			"internal/env", "internal/load", "internal/chat", "cmd",
 			"internal/doctor",             // ulimit -n
 			"internal/effect/model/http1", // peeks whether an idle connection was closed
 		},
