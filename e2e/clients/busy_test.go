@@ -108,6 +108,25 @@ func TestReject(t *testing.T) {
 	p.refused(t, http.StatusBadRequest, "not_built_yet", "POST", "/v1/sessions/"+id+"/turns", `{"input":"x","on_busy":"steer"}`)
 }
 
+// TestRefusedInterrupt: a turn that admission refuses does not disturb the one
+// that it would have interrupted.
+func TestRefusedInterrupt(t *testing.T) {
+	p := plain{url: serve(t, setup{args: []string{"--kernel.max_in_flight_turns", "1"}}).url}
+	id := p.newSession(t, "demo")
+	a := p.startTurn(t, id, "/words 40", "")
+	a.deltas(t, 1)
+	for range 5 {
+		p.refused(t, http.StatusTooManyRequests, "overloaded", "POST", "/v1/sessions/"+id+"/turns", `{"input":"me first"}`)
+	}
+	rest := a.rest(t)
+	if rest[len(rest)-1].name != "turn.completed" {
+		t.Errorf("a refused caller must not disturb the running turn:\n%s", show(rest))
+	}
+	if b := p.say(t, id, "now me"); b.Status != "completed" {
+		t.Errorf("when the other has ended: %+v", b)
+	}
+}
+
 // TestEnqueue: each caller gets the answer to its own question, in the order in
 // which the questions were accepted.
 func TestEnqueue(t *testing.T) {

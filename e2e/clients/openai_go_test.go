@@ -245,6 +245,23 @@ func TestGoSession(t *testing.T) {
 	}
 }
 
+// TestGoIdempotent: a completion that is sent again is the same completion, also
+// without a session.
+func TestGoIdempotent(t *testing.T) {
+	c := openAI(serve(t, setup{}))
+	var ids []string
+	for _, key := range []string{"k-1", "k-1", "k-2"} {
+		res, err := c.Chat.Completions.New(within(t), ask("demo", "pay the bill"), option.WithHeader("Idempotency-Key", key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, res.ID)
+	}
+	if ids[0] != ids[1] || ids[0] == ids[2] {
+		t.Errorf("keys k-1, k-1, k-2 gave completions %v", ids)
+	}
+}
+
 // TestGoAbort: a client that hangs up mid-stream leaves a turn that goes on.
 func TestGoAbort(t *testing.T) {
 	s := serve(t, setup{config: onMock(mock(t, "MOCK_TOKENS=40", "MOCK_TPS=100"))})
