@@ -135,7 +135,7 @@ func (s *Server) open() error {
 
 // openStore locks the data directory and checks that it fits.
 func (s *Server) openStore(ctx context.Context) error {
-	if err := s.env.FS.MkdirAll(s.dir, 0o750); err != nil {
+	if err := makeDir(s.env.FS, s.dir); err != nil {
 		return fmt.Errorf("data directory %s: %w", s.cfg.Data, err)
 	}
 	lock, err := s.env.FS.Lock(filepath.Join(s.dir, "LOCK"))
@@ -227,7 +227,7 @@ func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine
 		return nil, err
 	}
 	p.epoch = epoch
-	if err := s.env.FS.MkdirAll(dir, 0o750); err != nil {
+	if err := makeDir(s.env.FS, dir); err != nil {
 		return nil, fmt.Errorf("partition %d: %w", p.id, err)
 	}
 	if err := s.restoreIfMissing(ctx, p.id, filepath.Join(dir, "tables")); err != nil {
@@ -268,14 +268,10 @@ func (s *Server) restoreIfMissing(ctx context.Context, id int, dir string) error
 	if _, err := s.env.FS.Stat(dir); err == nil {
 		return nil
 	}
-	list, err := s.store.List(ctx, snapshotPrefix(id), "", 1)
-	if err != nil {
-		return fmt.Errorf("partition %d: list snapshots: %w", id, err)
-	}
-	if len(list) == 0 {
-		return nil
-	}
 	m, err := state.Restore(ctx, s.store, snapshotPrefix(id), s.env.FS, dir)
+	if errors.Is(err, state.ErrNoSnapshot) {
+		return nil // a new partition, or one whose first snapshot was not finished: the journal has all
+	}
 	if err != nil {
 		return fmt.Errorf("partition %d: restore tables from the newest snapshot: %w", id, err)
 	}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/perdure-dev/perdure/internal/blob"
+	"github.com/perdure-dev/perdure/internal/env"
 )
 
 // layoutKey holds what is fixed for the life of a data directory.
@@ -48,6 +50,41 @@ func checkLayout(ctx context.Context, store blob.Store, partitions int) error {
 			have.Partitions, partitions, have.Partitions)
 	}
 	return nil
+}
+
+// makeDir makes dir and syncs the directories that hold its name and those of
+// its parents that were missing: a directory whose name is not synced is lost
+// in a power failure, with all that was synced in it.
+func makeDir(fsys env.FS, dir string) error {
+	var holders []string // the deepest first
+	for d := dir; ; {
+		parent := fsys.PathDir(d)
+		if parent == d {
+			break
+		}
+		holders = append(holders, parent)
+		if _, err := fsys.Stat(parent); err == nil {
+			break
+		}
+		d = parent
+	}
+	if err := fsys.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	for _, h := range holders {
+		if err := syncDir(fsys, h); err != nil && !errors.Is(err, fs.ErrPermission) { // not ours to read: whoever made it saw to it
+			return fmt.Errorf("sync %s: %w", h, err)
+		}
+	}
+	return nil
+}
+
+func syncDir(fsys env.FS, dir string) error {
+	d, err := fsys.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 type owner struct {
