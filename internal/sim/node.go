@@ -204,7 +204,7 @@ func (p *part) config(x executor) partition.Config {
 		ID: p.id, Epoch: p.epoch, Nonce: w.rng.Uint64(), Env: env.Env{Clock: clock{w}, Rand: w.rng.fork(), FS: p.n.disk},
 		Tables: p.tables, Log: p.log, Executor: x, Observer: x,
 		MaxBatchBytes: w.p.batchBytes, MaxBatchEntries: w.p.batchEntries, MaxHotFlows: w.p.hotFlows,
-		MaxTailBytes: w.p.tailBytes, IdleUs: w.p.idleUs,
+		MaxHotBytes: w.p.hotBytes, MaxTailBytes: w.p.tailBytes, IdleUs: w.p.idleUs,
 	}
 }
 

@@ -18,6 +18,7 @@ type params struct {
 	// Engine.
 	batchBytes, batchEntries int
 	hotFlows, tailBytes      int
+	hotBytes                 int
 	idleUs                   int64
 	segmentBytes             int64
 	queueBound               int // requests waiting for a partition
@@ -65,7 +66,8 @@ func draw(scenario string, s *source) (params, error) {
 
 		batchBytes: pick(s, 1<<10, 8<<10, 1<<20), batchEntries: pick(s, 1, 3, 16, 4096),
 		hotFlows: pick(s, 1, 2, 4, 1000), tailBytes: pick(s, 1, 600, 4<<10, 256<<10),
-		idleUs: pick(s, int64(200_000), 2_000_000, 300_000_000), segmentBytes: pick(s, int64(8<<10), 16<<10, 64<<10),
+		hotBytes: pick(s, 2<<10, 64<<20),
+		idleUs:   pick(s, int64(200_000), 2_000_000, 300_000_000), segmentBytes: pick(s, int64(8<<10), 16<<10, 64<<10),
 		queueBound: pick(s, 2, 8, 4096), pageEvents: pick(s, 3, 16, 256), subBytes: pick(s, 1<<10, 8<<10, 1<<20),
 
 		requestLost: pick(s, 0, 3, 10), answerLost: pick(s, 0, 3, 10), requestTwice: pick(s, 0, 3, 10),
