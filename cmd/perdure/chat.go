@@ -25,7 +25,7 @@ func chatCommand() *cobra.Command {
 		target = "http://127.0.0.1:8080"
 	}
 	c.Flags().StringVar(&o.Client.Target, "target", target, "the server's URL, or PERDURE_TARGET")
-	c.Flags().StringVar(&o.Agent, "agent", "demo", "the agent's name")
+	c.Flags().StringVar(&o.Agent, "agent", "", "the agent's name (default: the only one, or demo)")
 	c.Flags().StringVar(&o.Session, "session", "", "go on with this session")
 	c.Flags().StringVarP(&o.Once, "message", "m", "", "send one message, print the answer, end")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -45,7 +45,8 @@ func chatCommand() *cobra.Command {
 		o.Interrupts = interrupts
 		err := chat.Run(cmd.Context(), o)
 		var refused *chat.Refusal
-		if errors.As(err, &refused) {
+		var away *chat.Unreachable
+		if errors.As(err, &refused) || errors.As(err, &away) {
 			return exitWith(exitRefused, err)
 		}
 		return exitWith(exitFailed, err)

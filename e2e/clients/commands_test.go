@@ -194,8 +194,12 @@ func TestChatCommand(t *testing.T) {
 		t.Errorf("unknown agent: exit code %d\n%s\n%s", code, out, errs)
 	}
 	out, errs, code = run(t, nil, "chat", "--target", "http://127.0.0.1:1", "-m", "Hello")
-	if code == 0 || !strings.Contains(errs, "http://127.0.0.1:1") {
+	if code != 3 || !strings.Contains(errs, "http://127.0.0.1:1") {
 		t.Errorf("no server: exit code %d\n%s\n%s", code, out, errs)
+	}
+	out, errs, code = run(t, nil, "chat", "--target", p.url, "--agent", "helper", "-m", "Hello")
+	if code != 1 || !strings.Contains(errs, "failed") {
+		t.Errorf("a turn that fails: exit code %d\n%s\n%s", code, out, errs)
 	}
 }
 
@@ -209,9 +213,8 @@ func TestChatCtrlC(t *testing.T) {
 	if err := c.cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	c.code(t)
-	if out := c.stdout.String(); !strings.Contains(out, "cancelled") {
-		t.Errorf("the terminal must show that the turn was cancelled:\n%s", out)
+	if code, errs := c.code(t), c.stderr.String(); code != 1 || !strings.Contains(errs, "cancelled") {
+		t.Errorf("exit code %d; the terminal must say that the turn was cancelled:\n%s", code, errs)
 	}
 	if ms := p.messages(t, id); len(ms) != 2 || !ms[1].Partial {
 		t.Errorf("transcript: %s", roles(ms))

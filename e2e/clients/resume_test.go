@@ -190,10 +190,14 @@ func TestDrainTimeout(t *testing.T) {
 	st := p.startTurn(t, id, "a very long one", "")
 	first := st.deltas(t, 1)
 	s.stop(t)
+	last := ""
 	for f, ok := st.next(t); ok; f, ok = st.next(t) {
-		if terminal(f) {
+		if last = f.name; terminal(f) {
 			t.Errorf("the turn must not end with the server: %s", f)
 		}
+	}
+	if last != "stream.closed" {
+		t.Errorf("the stream ended with %q, and must say that it was closed", last)
 	}
 	p.url = serve(t, setup{config: conf, data: s.data}).url
 	rest := p.follow(t, id, "?turn_id="+first[0].turnID(), "Last-Event-ID", first[0].id).rest(t)

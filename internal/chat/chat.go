@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 // Options of a conversation in a terminal.
 type Options struct {
 	Client     *Client
-	Agent      string
+	Agent      string // empty: the server's only one, or demo
 	Session    string // go on with this one; empty: a new one
 	Once       string // one message, then end; empty: read lines of In
 	In         io.Reader
@@ -31,6 +32,31 @@ type screen struct {
 	text  int // bytes of the current message that are on the screen
 	fresh bool
 	lost  bool // the server is away, and that was said
+
+	once    bool
+	outcome error // a *TurnError when the last turn did not complete
+}
+
+// TurnError says that a turn ended otherwise than completed.
+type TurnError struct{ Outcome, Reason string }
+
+func (e *TurnError) Error() string { return "the turn " + e.Outcome + ": " + e.Reason }
+
+// pick chooses an agent when none is named.
+func pick(ctx context.Context, c *Client) (string, error) {
+	names, err := c.Agents(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case len(names) == 1 || len(names) > 1 && slices.Contains(names, "demo"):
+		if len(names) == 1 {
+			return names[0], nil
+		}
+		return "demo", nil
+	case len(names) == 0:
+		return "", errors.New("the server has no agent")
+	}
+	return "", fmt.Errorf("the server has several agents, choose one with --agent: %s", strings.Join(names, ", "))
 }
 
 const help = `Commands: /new  a new session   /id  this session's ID   /quit  leave (Ctrl-D too)
@@ -39,15 +65,23 @@ Ctrl-C while the agent answers cancels the turn.
 
 // Run holds a conversation until the input ends.
 func Run(ctx context.Context, o Options) error {
-	s := &screen{w: o.Out, color: o.Color}
+	s := &screen{w: o.Out, color: o.Color, once: o.Once != ""}
 	var err error
+	if o.Agent == "" && o.Session == "" {
+		if o.Agent, err = pick(ctx, o.Client); err != nil {
+			return err
+		}
+	}
 	if o.Session == "" {
 		if o.Session, err = o.Client.Create(ctx, o.Agent); err != nil {
 			return err
 		}
 	}
 	if o.Once != "" {
-		return s.turn(ctx, o, o.Once)
+		if err := s.turn(ctx, o, o.Once); err != nil {
+			return err
+		}
+		return s.outcome
 	}
 	s.print(fmt.Sprintf("Session %s with agent %s. /help lists the commands.\n", o.Session, o.Agent))
 	lines := make(chan string)
@@ -125,7 +159,7 @@ func (s *screen) turn(ctx context.Context, o Options, input string) error {
 			}
 		}
 	}()
-	s.text = 0
+	s.text, s.outcome = 0, nil
 	return o.Client.Turn(ctx, o.Session, input, s.event)
 }
 
@@ -184,11 +218,21 @@ func (s *screen) event(ev Event) {
 		s.newline()
 		s.print(s.paint("2", "going on after a restart") + "\n")
 	case "turn.cancelled":
+		s.outcome = &TurnError{"was cancelled", d.Reason}
 		s.newline()
-		s.print(s.paint("33", "cancelled: "+d.Reason) + "\n")
+		s.ended("33", "cancelled: "+d.Reason)
 	case "turn.failed":
+		s.outcome = &TurnError{"failed", reason(d.Error)}
 		s.newline()
-		s.print(s.paint("31", "failed: "+reason(d.Error)) + "\n")
+		s.ended("31", "failed: "+reason(d.Error))
+	}
+}
+
+// ended shows why a turn did not complete; with a single message that is the
+// error of Run.
+func (s *screen) ended(color, text string) {
+	if !s.once {
+		s.print(s.paint(color, text) + "\n")
 	}
 }
 

@@ -229,7 +229,8 @@ func TestInterruptCancelsTheTurn(t *testing.T) {
 	defer cancel()
 	var out bytes.Buffer
 	err := Run(ctx, Options{Client: s.client(), Session: "s1", Once: "hi", Out: &out, Interrupts: interrupts})
-	if err != nil || out.String() != "Hel\ncancelled: cancelled in the terminal\n" {
+	var turn *TurnError
+	if !errors.As(err, &turn) || turn.Reason != "cancelled in the terminal" || out.String() != "Hel\n" {
 		t.Fatalf("%q %v", out.String(), err)
 	}
 }
@@ -303,4 +304,33 @@ func FuzzDeltas(f *testing.F) {
 			t.Fatalf("on the screen: %q", out.String())
 		}
 	})
+}
+
+func TestAgentIsPicked(t *testing.T) {
+	for _, c := range []struct{ list, want, problem string }{
+		{`["only"]`, "only", ""},
+		{`["a","demo"]`, "demo", ""},
+		{`["a","b"]`, "", "choose one with --agent: a, b"},
+		{`[]`, "", "no agent"},
+	} {
+		var names []string
+		if err := json.Unmarshal([]byte(c.list), &names); err != nil {
+			t.Fatal(err)
+		}
+		var body struct {
+			Agents []map[string]string `json:"agents"`
+		}
+		for _, n := range names {
+			body.Agents = append(body.Agents, map[string]string{"name": n})
+		}
+		raw, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(t, step{"GET /v1/agents", answer(http.StatusOK, string(raw))})
+		got, err := pick(context.Background(), s.client())
+		if got != c.want || (err == nil) != (c.problem == "") || err != nil && !strings.Contains(err.Error(), c.problem) {
+			t.Errorf("%s: %q, %v", c.list, got, err)
+		}
+	}
 }

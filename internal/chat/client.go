@@ -44,6 +44,37 @@ func (r *Refusal) final() bool {
 	return r.Status >= 400 && r.Status < 500 && r.Status != http.StatusTooManyRequests && r.Status != http.StatusRequestTimeout
 }
 
+// Unreachable says that the server did not answer at all.
+type Unreachable struct {
+	Target string
+	Err    error
+}
+
+func (u *Unreachable) Error() string {
+	return fmt.Sprintf("%s is not reachable: %v; is it running? (perdure serve)", u.Target, u.Err)
+}
+
+// Unwrap gives the reason.
+func (u *Unreachable) Unwrap() error { return u.Err }
+
+// Agents lists the names of the agents.
+func (c *Client) Agents(ctx context.Context) ([]string, error) {
+	resp, err := c.do(ctx, http.MethodGet, "/v1/agents", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var list struct{ Agents []struct{ Name string } }
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return nil, fmt.Errorf("read the server's answer: %w", err)
+	}
+	var names []string
+	for _, a := range list.Agents {
+		names = append(names, a.Name)
+	}
+	return names, nil
+}
+
 // maxLine bounds a line of the stream: the server's largest event.
 const maxLine = 16 << 20
 
@@ -68,7 +99,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	}
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("%s is not reachable: %w", c.Target, err)
+		return nil, &Unreachable{c.Target, err}
 	}
 	if resp.StatusCode < 300 {
 		return resp, nil

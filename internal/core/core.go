@@ -49,6 +49,7 @@ const (
 	NotDue       Code = "not_due" // a timer fired early: set it again, as Outstanding says
 	Invalid      Code = "invalid"
 	LimitReached Code = "limit_reached"
+	KeyReused    Code = "idempotency_key_reused"
 )
 
 // Error is a refusal: the command changed nothing.

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -37,8 +39,11 @@ func (t *tx) applyPublish(c *wire.Publish) error {
 	if err := checkPublish(c); err != nil {
 		return err
 	}
-	if id := seenRequest(t.f, c.RequestId); id != "" {
-		t.reply = Reply{MessageIDs: []string{id}, Duplicate: true, RunID: t.f.RunId}
+	if r := seenRequest(t.f, c.RequestId); r != nil {
+		if r.PayloadHash != 0 && r.PayloadHash != payloadHash(c.Payload) {
+			return refuse(KeyReused, "request ID %q came with another payload before", c.RequestId)
+		}
+		t.reply = Reply{MessageIDs: []string{r.MessageId}, Duplicate: true, RunID: t.f.RunId}
 		return nil
 	}
 	busy := IsBusy(t.f)
@@ -95,8 +100,8 @@ func checkRoom(f *wire.Flow, ps []*wire.Publish) error {
 // does not check, and the busy policy is the caller's: what a flow publishes to
 // itself is always enqueued.
 func (t *tx) publish(c *wire.Publish, quiet bool) {
-	if id := seenRequest(t.f, c.RequestId); id != "" {
-		t.reply.MessageIDs = append(t.reply.MessageIDs, id)
+	if r := seenRequest(t.f, c.RequestId); r != nil {
+		t.reply.MessageIDs = append(t.reply.MessageIDs, r.MessageId)
 		return
 	}
 	m := &wire.Message{Id: t.mintID("turn_"), Payload: c.Payload, AtUs: t.e.TimeUs}
@@ -111,7 +116,7 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	ch.Pending = append(ch.Pending, m)
 	t.changed = true
 	if c.RequestId != "" {
-		t.f.Requests = append(t.f.Requests, &wire.Request{RequestId: c.RequestId, MessageId: m.Id})
+		t.f.Requests = append(t.f.Requests, &wire.Request{RequestId: c.RequestId, MessageId: m.Id, PayloadHash: payloadHash(c.Payload)})
 		if n := len(t.f.Requests); n > MaxRequests {
 			t.f.Requests = slices.Delete(t.f.Requests, 0, n-MaxRequests)
 		}
@@ -226,14 +231,17 @@ func isPending(f *wire.Flow, channel, id string) bool {
 	return false
 }
 
-func seenRequest(f *wire.Flow, id string) string {
+func seenRequest(f *wire.Flow, id string) *wire.Request {
 	if id == "" {
-		return ""
+		return nil
 	}
 	for _, r := range f.Requests {
 		if r.RequestId == id {
-			return r.MessageId
+			return r
 		}
 	}
-	return ""
+	return nil
 }
+
+// payloadHash tells a repeated request from another one under the same ID.
+func payloadHash(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }

@@ -37,6 +37,8 @@ type story struct {
 	ids   map[string]string // the other way
 	kinds map[string]int
 	msgs  int
+
+	requests map[string][]byte // payload by request
 }
 
 // payload numbers a message for the book; readable takes the number away again.
@@ -45,13 +47,24 @@ func (s *story) payload(channel, text string) []byte {
 	return fmt.Appendf(nil, "%s/%d %s", channel, s.msgs, text)
 }
 
+// repeated gives the same payload again for the same request.
+func (s *story) repeated(request, channel, text string) []byte {
+	key := request + " " + channel + " " + text
+	if p := s.requests[key]; p != nil && request != "" {
+		return p
+	}
+	p := s.payload(channel, text)
+	s.requests[key] = p
+	return p
+}
+
 var (
 	numbering = regexp.MustCompile(`"[a-z0-9-]+/[0-9]+ `)
 	anyID     = regexp.MustCompile(`(run|turn)_[0-9a-f]{16}`)
 )
 
 func newStory() *story {
-	s := &story{b: newBook(), names: map[string]string{}, ids: map[string]string{}, kinds: map[string]int{}}
+	s := &story{b: newBook(), names: map[string]string{}, ids: map[string]string{}, kinds: map[string]int{}, requests: map[string][]byte{}}
 	s.b.nowUs = 0
 	return s
 }
@@ -78,7 +91,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.repeat(t, d, func(i int) *wire.Entry {
 			e, p := s.b.entry(), p.CloneVT()
 			p.RequestId = strings.ReplaceAll(p.RequestId, "*", fmt.Sprint(i+1))
-			p.Payload = s.payload(p.Channel, d.Input)
+			p.Payload = s.repeated(p.RequestId, p.Channel, d.Input)
 			e.Command = &wire.Entry_Publish{Publish: p}
 			return e
 		})

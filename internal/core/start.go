@@ -72,8 +72,8 @@ func checkStart(c *wire.StartFlow) error {
 func seenMessages(f *wire.Flow, ps []*wire.Publish) []string {
 	var ids []string
 	for _, p := range ps {
-		if id := seenRequest(f, p.RequestId); id != "" {
-			ids = append(ids, id)
+		if r := seenRequest(f, p.RequestId); r != nil {
+			ids = append(ids, r.MessageId)
 		}
 	}
 	return ids

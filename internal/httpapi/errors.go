@@ -126,6 +126,9 @@ func coreRefusal(e *core.Error) *refusal {
 	case core.QueueFull:
 		return &refusal{status: http.StatusTooManyRequests, code: string(e.Code), message: "too many turns wait on this session",
 			hint: "the bound is kernel.max_queued_turns_per_session of the server's config", retry: time.Second}
+	case core.KeyReused:
+		return &refusal{status: http.StatusUnprocessableEntity, code: string(e.Code), message: "this Idempotency-Key came with another input before",
+			hint: "use a new key for a new input"}
 	case core.LimitReached:
 		return &refusal{status: http.StatusRequestEntityTooLarge, code: string(e.Code), message: e.Message}
 	case core.StaleAttempt, core.NotDue:

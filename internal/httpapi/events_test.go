@@ -206,6 +206,9 @@ func TestIdempotentTurn(t *testing.T) {
 	if got := names(w.open("POST", path, turn("x"), "Idempotency-Key", "k1").rest()); got != "turn.started message.completed turn.completed" {
 		t.Errorf("streamed again: %s", got)
 	}
+	if a := w.do("POST", path, `{"input":"y"}`, "Idempotency-Key", "k1"); a.status != 422 || !strings.Contains(string(a.body), "idempotency_key_reused") {
+		t.Errorf("the key with another input: %d %s", a.status, a.body)
+	}
 	if n := len(w.script.calls()); n != 1 {
 		t.Errorf("%d model calls", n)
 	}

@@ -80,6 +80,9 @@ type part struct {
 // openTimeout bounds the start.
 const openTimeout = 10 * time.Minute
 
+// closeTimeout bounds how long the last answers may take to leave.
+const closeTimeout = 2 * time.Second
+
 // sinkTimeout bounds how long the end waits for the last lines of the logs;
 // what is not written then is read from the outbox at the next start.
 const sinkTimeout = 5 * time.Second
@@ -405,7 +408,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 		s.api.Drain()
 		s.Drain(drain)
-		_ = hs.Shutdown(drain) // what is open after the time is cut below
+		cancel()
+		s.hub.Close(partition.ErrStopped) // streams of turns that go on at the next start
+		end, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		_ = hs.Shutdown(end) // what is open after the time is cut below
 		cancel()
 	case err = <-s.lost:
 		s.draining.Store(true)

@@ -194,6 +194,20 @@ func (h *Hub) Drop(flow string, exec uint64) {
 	}
 }
 
+// Close ends every subscription there is with err, behind what is queued.
+func (h *Hub) Close(err error) {
+	for i := range h.shards {
+		sh := &h.shards[i]
+		sh.mu.Lock()
+		for _, t := range sh.topics {
+			for _, s := range t.subs {
+				s.end(err)
+			}
+		}
+		sh.mu.Unlock()
+	}
+}
+
 // Watched counts the flows with a reader or a running message.
 func (h *Hub) Watched() int {
 	n := 0
@@ -284,9 +298,14 @@ func (s *Sub) Close() {
 		sh.release(s.flow, t)
 	}
 	sh.mu.Unlock()
+	s.end(ErrClosed)
+}
+
+// end keeps the first reason.
+func (s *Sub) end(err error) {
 	s.mu.Lock()
 	if s.err == nil {
-		s.err = ErrClosed
+		s.err = err
 	}
 	s.mu.Unlock()
 	select {

@@ -1587,6 +1587,7 @@ type Request struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	MessageId     string                 `protobuf:"bytes,2,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	PayloadHash   uint64                 `protobuf:"fixed64,3,opt,name=payload_hash,json=payloadHash,proto3" json:"payload_hash,omitempty"` // xxHash64 of the payload; 0 = not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1633,6 +1634,13 @@ func (x *Request) GetMessageId() string {
 		return x.MessageId
 	}
 	return ""
+}
+
+func (x *Request) GetPayloadHash() uint64 {
+	if x != nil {
+		return x.PayloadHash
+	}
+	return 0
 }
 
 // Step is one step execution.
@@ -2080,12 +2088,13 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\aMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x13\n" +
-	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"G\n" +
+	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"j\n" +
 	"\aRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
-	"message_id\x18\x02 \x01(\tR\tmessageId\"\xf1\x03\n" +
+	"message_id\x18\x02 \x01(\tR\tmessageId\x12!\n" +
+	"\fpayload_hash\x18\x03 \x01(\x06R\vpayloadHash\"\xf1\x03\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x124\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1e.perdure.journal.v1.Step.StateR\x05state\x120\n" +

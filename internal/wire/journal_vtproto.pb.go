@@ -5,6 +5,7 @@
 package wire
 
 import (
+	binary "encoding/binary"
 	fmt "fmt"
 	protohelpers "github.com/planetscale/vtprotobuf/protohelpers"
 	proto "google.golang.org/protobuf/proto"
@@ -596,6 +597,7 @@ func (m *Request) CloneVT() *Request {
 	r := new(Request)
 	r.RequestId = m.RequestId
 	r.MessageId = m.MessageId
+	r.PayloadHash = m.PayloadHash
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1646,6 +1648,9 @@ func (this *Request) EqualVT(that *Request) bool {
 		return false
 	}
 	if this.MessageId != that.MessageId {
+		return false
+	}
+	if this.PayloadHash != that.PayloadHash {
 		return false
 	}
 	return string(this.unknownFields) == string(that.unknownFields)
@@ -3198,6 +3203,12 @@ func (m *Request) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.PayloadHash != 0 {
+		i -= 8
+		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.PayloadHash))
+		i--
+		dAtA[i] = 0x19
+	}
 	if len(m.MessageId) > 0 {
 		i -= len(m.MessageId)
 		copy(dAtA[i:], m.MessageId)
@@ -4082,6 +4093,9 @@ func (m *Request) SizeVT() (n int) {
 	l = len(m.MessageId)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.PayloadHash != 0 {
+		n += 9
 	}
 	n += len(m.unknownFields)
 	return n
@@ -7729,6 +7743,16 @@ func (m *Request) UnmarshalVT(dAtA []byte) error {
 			}
 			m.MessageId = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 3:
+			if wireType != 1 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PayloadHash", wireType)
+			}
+			m.PayloadHash = 0
+			if (iNdEx + 8) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.PayloadHash = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+			iNdEx += 8
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
