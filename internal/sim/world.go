@@ -50,7 +50,6 @@ type world struct {
 type tally struct {
 	faults           map[string]int
 	commits, entries uint64
-	turns            int
 }
 
 func (w *world) fault(kind string) { w.tally.faults[kind]++ }

@@ -29,7 +29,6 @@ type accessQueue struct {
 	mu    sync.Mutex
 	lines []byte
 	n     int // lines that wait, those in writing included
-	spare []byte
 }
 
 func (q *accessQueue) len() int {

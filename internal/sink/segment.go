@@ -44,7 +44,6 @@ type segmentLog struct {
 	lines   int     // in pending
 	places  []place // of the newest line by partition, pending ones included
 	written []place // the same, without the pending ones
-	failing bool
 }
 
 // tmpSuffix marks the copy that is to replace a torn segment.
