@@ -3,8 +3,10 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 
 	"github.com/perdure-dev/perdure/internal/effect/model"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -42,6 +44,14 @@ type Usage struct {
 	Prompt     int `json:"prompt_tokens"`
 	Completion int `json:"completion_tokens"`
 	Total      int `json:"total_tokens"`
+}
+
+// append writes u as JSON.
+func (u Usage) append(b []byte) []byte {
+	b = strconv.AppendInt(append(b, `{"prompt_tokens":`...), int64(u.Prompt), 10)
+	b = strconv.AppendInt(append(b, `,"completion_tokens":`...), int64(u.Completion), 10)
+	b = strconv.AppendInt(append(b, `,"total_tokens":`...), int64(u.Total), 10)
+	return append(b, '}')
 }
 
 func (u Usage) plus(m model.Usage) Usage {
@@ -91,6 +101,16 @@ type assistantMessage struct {
 	ToolCalls []toolCall `json:"tool_calls,omitempty"`
 }
 
+// encode gives the message as JSON. The usual one, text alone, is written
+// without reflection: it ends every turn.
+func (m assistantMessage) encode() []byte {
+	if m.Content == nil || len(m.ToolCalls) > 0 {
+		return encode(m)
+	}
+	b := append(make([]byte, 0, len(*m.Content)+40), `{"role":"assistant","content":`...)
+	return append(jsontext.AppendString(b, *m.Content), '}')
+}
+
 type toolMessage struct {
 	Role    string `json:"role"`
 	CallID  string `json:"tool_call_id"`
@@ -114,7 +134,8 @@ func answered(p policy, pr progress, res model.Result, exec uint64) *wire.StepRe
 	out := &wire.StepResult{}
 	said := addMessage(out, msg, res.FinishReason, res.Usage, false)
 	if len(msg.ToolCalls) == 0 {
-		return end(out, p, EventCompleted, map[string]any{"usage": pr.Usage, "model_calls": pr.Round + 1})
+		data := append(strconv.AppendInt([]byte(`{"model_calls":`), int64(pr.Round+1), 10), `,"usage":`...)
+		return end(out, p, EventCompleted, append(pr.Usage.append(data), '}'))
 	}
 	run := msg.ToolCalls
 	if pr.Round+1 > p.maxRounds {
@@ -144,7 +165,7 @@ func overRounds(out *wire.StepResult, p policy, pr progress, said *wire.NewEvent
 	}
 	f := Failure{"too_many_tool_rounds", fmt.Sprintf("the model asked for tools in more than %d answers of one turn", p.maxRounds),
 		"raise kernel.max_tool_rounds, or tell the agent when to stop"}
-	return end(out, p, EventFailed, map[string]any{"error": f, "usage": pr.Usage})
+	return end(out, p, EventFailed, encode(map[string]any{"error": f, "usage": pr.Usage}))
 }
 
 // wireCalls gives the calls in their wire form; an ID that is missing or
@@ -172,7 +193,7 @@ func stopped(p policy, pr progress, shown string, event string, data map[string]
 		addMessage(out, assistantMessage{Role: "assistant", Content: &shown}, "incomplete", model.Usage{}, true)
 	}
 	data["usage"] = pr.Usage
-	return end(out, p, event, data)
+	return end(out, p, event, encode(data))
 }
 
 func cancelled(p policy, pr progress, shown, reason string) *wire.StepResult {
@@ -229,18 +250,19 @@ func toolResult(callID, content string) *wire.Publish {
 }
 
 func addMessage(out *wire.StepResult, m assistantMessage, finish string, u model.Usage, partial bool) *wire.NewEvent {
-	data := map[string]any{"finish_reason": finish, "usage": Usage{}.plus(u)}
+	data := jsontext.AppendField(append(make([]byte, 0, 128), '{'), "finish_reason", finish)
+	data = Usage{}.plus(u).append(append(data, `,"usage":`...))
 	if partial {
-		data["partial"] = true
+		data = append(data, `,"partial":true`...)
 	}
-	ev := &wire.NewEvent{Type: EventMessage, Data: encode(data), Items: [][]byte{encode(m)}}
+	ev := &wire.NewEvent{Type: EventMessage, Data: append(data, '}'), Items: [][]byte{m.encode()}}
 	out.Events = append(out.Events, ev)
 	return ev
 }
 
 // end appends the terminal event and puts the session to rest.
-func end(out *wire.StepResult, p policy, event string, data map[string]any) *wire.StepResult {
-	out.Events = append(out.Events, &wire.NewEvent{Type: event, Data: encode(data)})
+func end(out *wire.StepResult, p policy, event string, data []byte) *wire.StepResult {
+	out.Events = append(out.Events, &wire.NewEvent{Type: event, Data: data})
 	out.Next = append(out.Next, TurnStep(p.model))
 	return out
 }

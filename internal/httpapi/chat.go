@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"net/http"
 	"time"
 
@@ -190,7 +191,7 @@ func (a *API) startChat(c *call, req chatRequest) (*session.Watcher, error) {
 		return nil, err
 	}
 	if word := c.r.Header.Get(headerOnBusy); word != "" {
-		v := value{raw: appendString(nil, word), path: headerOnBusy}
+		v := value{raw: jsontext.AppendString(nil, word), path: headerOnBusy}
 		if err := v.onBusy(&turn.OnBusy); err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"encoding/json"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"strings"
 	"testing"
 	"time"
@@ -288,7 +289,7 @@ func TestModels(t *testing.T) {
 // TestAppendString: what is written is JSON, and means what was given.
 func TestAppendString(t *testing.T) {
 	for _, s := range []string{"", "plain", "a\"b\\c", "\x00\x1f\n\r\t", "ü🙂\u2028", "bad \xff\xc3", "\xed\xa0\x80", "end \xe2\x82"} {
-		b := appendString(nil, s)
+		b := jsontext.AppendString(nil, s)
 		var got string
 		if err := json.Unmarshal(b, &got); err != nil {
 			t.Errorf("%q: %v", b, err)

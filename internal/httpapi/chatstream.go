@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"errors"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"net/http"
 	"strconv"
 	"strings"
@@ -35,10 +36,10 @@ func (c *call) completion(o *outcome, req chatRequest) error {
 		return turnRefusal(o)
 	}
 	p := getBuffer()
-	b := appendString(append(*p, `{"id":`...), completionID(o.turn))
+	b := jsontext.AppendString(append(*p, `{"id":`...), completionID(o.turn))
 	b = strconv.AppendInt(append(b, `,"object":"chat.completion","created":`...), c.start.Unix(), 10)
-	b = appendString(append(b, `,"model":`...), req.agent)
-	b = appendString(append(b, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...), o.said)
+	b = jsontext.AppendString(append(b, `,"model":`...), req.agent)
+	b = jsontext.AppendString(append(b, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...), o.said)
 	b = append(b, `,"refusal":null},"logprobs":null,"finish_reason":"`...)
 	b = append(append(b, finishReason(o.finish)...), `"}],"usage":`...)
 	b = append(appendUsage(b, usageOf(o)), `,"system_fingerprint":null}`...)
@@ -71,9 +72,9 @@ type chatStream struct {
 func (c *call) streamChat(w *session.Watcher, req chatRequest) error {
 	s := &chatStream{sse: c.stream(c.r.Context()), o: newOutcome(c.session, w.Turn()), req: req}
 	defer s.disarm()
-	s.head = appendString([]byte(`data: {"id":`), completionID(c.turn))
+	s.head = jsontext.AppendString([]byte(`data: {"id":`), completionID(c.turn))
 	s.head = strconv.AppendInt(append(s.head, `,"object":"chat.completion.chunk","created":`...), c.start.Unix(), 10)
-	s.head = append(appendString(append(s.head, `,"model":`...), req.agent), `,"system_fingerprint":null,"choices":[`...)
+	s.head = append(jsontext.AppendString(append(s.head, `,"model":`...), req.agent), `,"system_fingerprint":null,"choices":[`...)
 	for {
 		events, err := s.next(w)
 		if err == nil {
@@ -161,7 +162,7 @@ func (s *chatStream) say(b []byte, text string) []byte {
 }
 
 func (s *chatStream) content(b []byte, text string) []byte {
-	b = appendString(append(append(b, s.head...), `{"index":0,"delta":{"content":`...), text)
+	b = jsontext.AppendString(append(append(b, s.head...), `{"index":0,"delta":{"content":`...), text)
 	return s.tail(append(b, `},"logprobs":null,"finish_reason":null}`...), "null")
 }
 

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"net/http"
 	"strconv"
 	"time"
@@ -138,10 +139,10 @@ func coreRefusal(e *core.Error) *refusal {
 }
 
 func (e *refusal) appendNative(b []byte) []byte {
-	b = appendString(append(b, `{"error":{"code":`...), e.code)
-	b = appendString(append(b, `,"message":`...), e.message)
+	b = jsontext.AppendString(append(b, `{"error":{"code":`...), e.code)
+	b = jsontext.AppendString(append(b, `,"message":`...), e.message)
 	if e.hint != "" {
-		b = appendString(append(b, `,"hint":`...), e.hint)
+		b = jsontext.AppendString(append(b, `,"hint":`...), e.hint)
 	}
 	return append(b, "}}\n"...)
 }
@@ -152,13 +153,13 @@ func (e *refusal) appendOpenAI(b []byte) []byte {
 	if e.hint != "" {
 		message += " (" + e.hint + ")"
 	}
-	b = appendString(append(b, `{"error":{"message":`...), message)
-	b = appendString(append(b, `,"type":`...), e.openAIType())
+	b = jsontext.AppendString(append(b, `{"error":{"message":`...), message)
+	b = jsontext.AppendString(append(b, `,"type":`...), e.openAIType())
 	b = append(b, `,"param":`...)
 	if e.param == "" {
 		b = append(b, "null"...)
 	} else {
-		b = appendString(b, e.param)
+		b = jsontext.AppendString(b, e.param)
 	}
 	code := e.code
 	switch code {
@@ -167,7 +168,7 @@ func (e *refusal) appendOpenAI(b []byte) []byte {
 	case "unauthorized":
 		code = "invalid_api_key"
 	}
-	b = appendString(append(b, `,"code":`...), code)
+	b = jsontext.AppendString(append(b, `,"code":`...), code)
 	return append(b, "}}"...)
 }
 

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"encoding/json"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 
 	"github.com/perdure-dev/perdure/internal/session"
 )
@@ -37,7 +38,7 @@ func (v value) message() (message, error) {
 		case "tool_call_id":
 			callID = f
 		}
-		rest = append(appendString(append(rest, ','), name), ':')
+		rest = append(jsontext.AppendString(append(rest, ','), name), ':')
 		rest = append(rest, f.raw...)
 		return nil
 	})
@@ -55,7 +56,7 @@ func (v value) message() (message, error) {
 		return m, nil
 	}
 	raw := make([]byte, 0, len(v.raw)+8)
-	raw = appendString(append(raw, `{"role":`...), m.role)
+	raw = jsontext.AppendString(append(raw, `{"role":`...), m.role)
 	m.raw = append(append(raw, rest...), '}')
 	return m, nil
 }

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"net"
 	"net/http"
 	"time"
@@ -161,8 +162,8 @@ func (s *sse) broken(err error) error {
 		}
 		return nil
 	}
-	b := appendString([]byte("event: stream.closed\ndata: {\"reason\":"), reason)
-	b = append(appendString(append(b, `,"last_event_id":`...), s.cursor), "}\n\n"...)
+	b := jsontext.AppendString([]byte("event: stream.closed\ndata: {\"reason\":"), reason)
+	b = append(jsontext.AppendString(append(b, `,"last_event_id":`...), s.cursor), "}\n\n"...)
 	return s.write(b)
 }
 

@@ -8,6 +8,7 @@ var levels = []struct {
 	level int
 }{
 	{"internal/env", 0},
+	{"internal/jsontext", 0},
 	{"internal/lint", 0},
 	{"api", 0},
 	{"internal/wire", 5},

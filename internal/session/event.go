@@ -2,7 +2,7 @@ package session
 
 import (
 	"bytes"
-	"encoding/json"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"sort"
 	"strconv"
 	"strings"
@@ -203,28 +203,7 @@ func appendField(b []byte, name, value string) []byte {
 	b = append(b, '"')
 	b = append(b, name...)
 	b = append(b, `":`...)
-	return appendString(b, value)
-}
-
-// appendString writes a JSON string.
-func appendString(b []byte, s string) []byte {
-	plain := true
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; c < 0x20 || c == '"' || c == '\\' || c >= 0x7f {
-			plain = false
-			break
-		}
-	}
-	if plain {
-		b = append(b, '"')
-		b = append(b, s...)
-		return append(b, '"')
-	}
-	enc, err := json.Marshal(s)
-	if err != nil {
-		return append(b, `""`...) // strings always encode
-	}
-	return append(b, enc...)
+	return jsontext.AppendString(b, value)
 }
 
 // deltaFrame is the native frame of a delta. Offset and length are in bytes of

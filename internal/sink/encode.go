@@ -3,6 +3,7 @@ package sink
 import (
 	"bytes"
 	"encoding/json"
+	"github.com/perdure-dev/perdure/internal/jsontext"
 	"strconv"
 	"time"
 
@@ -91,22 +92,8 @@ func appendMillis(b []byte, d time.Duration) []byte {
 	return append(b, '.', byte('0'+frac/100), byte('0'+frac/10%10), byte('0'+frac%10))
 }
 
-func appendField(b []byte, name, value string) []byte { return appendString(append(b, name...), value) }
-
-// appendString writes a JSON string.
-func appendString(b []byte, s string) []byte {
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; c < 0x20 || c == '"' || c == '\\' || c >= 0x7f {
-			enc, err := json.Marshal(s)
-			if err != nil {
-				return append(b, `""`...) // strings always encode
-			}
-			return append(b, enc...)
-		}
-	}
-	b = append(b, '"')
-	b = append(b, s...)
-	return append(b, '"')
+func appendField(b []byte, name, value string) []byte {
+	return jsontext.AppendString(append(b, name...), value)
 }
 
 // appendJSON writes a JSON value on one line: clients may have sent it on
@@ -120,7 +107,7 @@ func appendJSON(b, raw []byte) []byte {
 	}
 	var line bytes.Buffer
 	if err := json.Compact(&line, raw); err != nil {
-		return appendString(b, string(raw[:min(len(raw), maxLine/8)]))
+		return jsontext.AppendString(b, string(raw[:min(len(raw), maxLine/8)]))
 	}
 	return append(b, line.Bytes()...)
 }
