@@ -38,6 +38,10 @@ type ServerFigures struct {
 	PSS       int64   `json:"pss_bytes"`
 	Private   int64   `json:"private_bytes"`
 	CPUMSTurn float64 `json:"cpu_ms_per_turn"`
+	// Heap allocations of a server in Go, by its metrics; 0 when it does not
+	// tell.
+	AllocsTurn     float64 `json:"allocs_per_turn,omitempty"`
+	AllocBytesTurn float64 `json:"alloc_bytes_per_turn,omitempty"`
 }
 
 // ClientFigures are of the load generator itself.

@@ -60,6 +60,20 @@ func (s scraped) cpu() (time.Duration, error) {
 	return time.Duration(v * float64(time.Second)), err
 }
 
+// heap is what a Go process has allocated since its start.
+type heap struct{ objects, bytes float64 }
+
+// heap reads the target's allocations; zero when it does not tell.
+func (r *run) heap(ctx context.Context) heap {
+	s := scraped{ctx: ctx, env: r.cfg.Env, base: r.base, apiKey: r.cfg.APIKey}
+	objects, err1 := s.gauge("go_memstats_mallocs_total")
+	bytes, err2 := s.gauge("go_memstats_alloc_bytes_total")
+	if err1 != nil || err2 != nil {
+		return heap{}
+	}
+	return heap{objects, bytes}
+}
+
 // findProbe looks for the process behind the target; nil when there is no way
 // to see it.
 func (r *run) findProbe(ctx context.Context) probe {

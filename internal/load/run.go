@@ -217,6 +217,7 @@ type cpus struct{ server, client, mock time.Duration }
 // figures is what is read from processes during a window.
 type figures struct {
 	memory memory // the highest of each
+	heap   heap   // allocated in the window
 	cpu    cpus   // spent in the window
 	err    error  // the first time that the server's process could not be read
 }
@@ -226,6 +227,7 @@ type figures struct {
 func (r *run) watch(ctx context.Context, t1 int64) figures {
 	const every = time.Second
 	var f figures
+	heapBegan := r.heap(ctx)
 	began := r.readCPU(&f)
 	for {
 		left := time.Duration(t1 - r.now())
@@ -235,6 +237,9 @@ func (r *run) watch(ctx context.Context, t1 int64) figures {
 		r.sampleMemory(&f)
 	}
 	ended := r.readCPU(&f)
+	if h := r.heap(ctx); heapBegan.objects > 0 && h.objects > heapBegan.objects {
+		f.heap = heap{h.objects - heapBegan.objects, h.bytes - heapBegan.bytes}
+	}
 	f.cpu = cpus{ended.server - began.server, ended.client - began.client, ended.mock - began.mock}
 	if f.err != nil {
 		_, _ = fmt.Fprintf(r.cfg.Err, "load: the server's process can't be read: %v\n", f.err)
@@ -294,7 +299,11 @@ func (r *run) point(ctx context.Context, n int, mode string, t0, t1 int64, f fig
 		p.RejectedMS = &q
 	}
 	if r.server != nil && f.err == nil {
-		p.Server = &ServerFigures{f.memory.rss, f.memory.pss, f.memory.private, perTurn(f.cpu.server)}
+		p.Server = &ServerFigures{RSS: f.memory.rss, PSS: f.memory.pss, Private: f.memory.private, CPUMSTurn: perTurn(f.cpu.server)}
+		if rate > 0 {
+			p.Server.AllocsTurn = roundTo(f.heap.objects/rate, 10)
+			p.Server.AllocBytesTurn = roundTo(f.heap.bytes/rate, 1)
+		}
 	}
 	if r.mock != nil {
 		p.Mock = &MockFigures{CPUMSTurn: perTurn(f.cpu.mock)}
