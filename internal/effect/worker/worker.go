@@ -64,8 +64,9 @@ type Pool struct {
 	wg      sync.WaitGroup
 	running atomic.Int64
 
-	mu   sync.Mutex
-	runs map[runKey]*run // guarded by mu; attempts of this process
+	mu      sync.Mutex
+	runs    map[runKey]*run // guarded by mu; attempts of this process
+	stopped bool            // guarded by mu: nothing is dispatched any more
 }
 
 type runKey struct {
@@ -106,10 +107,14 @@ func (p *Pool) Dispatch(w *partition.Work) {
 	}
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		cancel(errAborted) // the next owner hands it out again
+		return
+	}
 	p.runs[keyOf(w)] = &run{call: call, cancel: cancel}
-	p.mu.Unlock()
 	p.running.Add(1)
-	p.wg.Add(1)
+	p.wg.Add(1) // never beside Stop's Wait
 	go p.run(ctx, call)
 }
 
@@ -140,6 +145,9 @@ func (p *Pool) Abort() { p.abort(errAborted) }
 // next owner) and waits for their goroutines.
 func (p *Pool) Stop() {
 	p.abort(errAborted)
+	p.mu.Lock()
+	p.stopped = true
+	p.mu.Unlock()
 	p.wg.Wait()
 }
 
