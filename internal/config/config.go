@@ -158,7 +158,7 @@ type Journal struct {
 // State tunes the tables.
 type State struct {
 	CacheBytes    ByteSize `key:"cache_bytes" default:"16MiB" min:"1MiB" max:"64GiB" doc:"Block cache and memory tables, shared by all partitions."`
-	MemtableBytes ByteSize `key:"memtable_bytes" default:"4MiB" min:"256KiB" max:"1GiB" doc:"Memory table before a flush."`
+	MemtableBytes ByteSize `key:"memtable_bytes" default:"1MiB" min:"256KiB" max:"1GiB" doc:"Memory table before a flush."`
 }
 
 // Sink bounds the background writers. They are off the request path: events and
