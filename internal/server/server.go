@@ -60,7 +60,7 @@ type Server struct {
 	version   string
 
 	draining atomic.Bool
-	lost     chan error // the first partition that lost its journal
+	lost     chan error // the first partition that lost its journal: the process must stop then
 
 	stopUpkeep context.CancelFunc
 	upkeep     sync.WaitGroup
@@ -73,7 +73,6 @@ type part struct {
 	tables *state.DB
 	log    *journal.Log
 	runner *partition.Runner
-	rec    partition.Recovery
 	epoch  uint64
 }
 
@@ -258,7 +257,6 @@ func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine
 		MaxHotBytes: int(s.cfg.Kernel.MaxSessionBytes) / len(s.parts),
 		IdleUs:      int64(s.cfg.Kernel.SessionTTLSecs) * 1_000_000,
 	})
-	p.rec = rec
 	if err == nil && (rec.Entries > 0 || rec.Redispatched > 0) {
 		s.log.Info("partition recovered", "partition", p.id, "epoch", epoch, "entries", rec.Entries, "open_flows", rec.OpenFlows,
 			"resumed_steps", rec.Redispatched, "timers", rec.Timers)
@@ -296,10 +294,6 @@ func (s *Server) onLost(err error) {
 	default:
 	}
 }
-
-// Lost gives the error that ended a partition's ownership: the process must
-// stop then; the next one recovers from the journal.
-func (s *Server) Lost() <-chan error { return s.lost }
 
 // Sessions gives the verbs.
 func (s *Server) Sessions() *session.Service { return s.sessions }
