@@ -14,6 +14,10 @@ var levels = []struct {
 	{"internal/wire", 5},
 	{"internal/admit", 5},
 	{"internal/config", 5},
+	{"internal/query", 6},
+	{"internal/mux", 8},
+	{"flow", 10},
+	{"client", 15},
 
 	{"internal/blob", 10},
 	{"internal/blob/fs", 12},
@@ -33,21 +37,30 @@ var levels = []struct {
 	{"internal/effect/tool", 35},
 	{"internal/stream", 38},
 	{"internal/effect/worker", 40},
+	{"internal/dispatch", 40},
 
 	{"internal/agent", 45},
 	{"internal/session", 50},
+	{"internal/schedule", 45},
+	{"internal/flows", 50},
 	{"internal/sink", 52},
 	{"internal/httpapi", 55},
+	{"internal/grpcapi", 55},
 	{"internal/doctor", 60},
 	{"internal/mockllm", 60},
 	{"internal/load", 60},
 	{"internal/chat", 60},
+	{"internal/flowcli", 60},
 	{"internal/server", 70},
+	{"internal/bench", 75},
+	{"perduretest", 75},
 	{"internal/sim", 80},
 	{"cmd/perdure", 100},
 	{"e2e/clients", 110},
 	{"e2e/crash", 110},
 	{"e2e/docs", 110},
+	{"e2e/flows", 110},
+	{"examples", 110},
 }
 
 // seam is what only the packages at the edge may import or call. An entry
@@ -62,29 +75,29 @@ var seam = []struct {
 		names: []string{"time.Now", "time.Since", "time.Until", "time.Sleep", "time.After", "time.AfterFunc", "time.NewTimer", "time.NewTicker", "time.Tick"},
 		allowed: []string{
 			"internal/env",
-			"internal/mockllm", "internal/load", "internal/chat", "cmd", // measure or imitate the outside world
+			"internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "cmd", // measure or imitate the outside world
 		},
 		instead: "env.Clock",
 	},
 	{
 		names:   []string{"context.WithTimeout", "context.WithDeadline", "context.WithTimeoutCause", "context.WithDeadlineCause"},
-		allowed: []string{"internal/env", "internal/mockllm", "internal/load", "internal/chat", "cmd", "internal/server"},
+		allowed: []string{"internal/env", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "cmd", "internal/server"},
 		instead: "env.Clock.AfterFunc with context.WithCancelCause",
 	},
 	{
 		names:   []string{"math/rand", "math/rand/v2", "crypto/rand"},
-		allowed: []string{"internal/env", "internal/mockllm", "internal/load"},
+		allowed: []string{"internal/env", "internal/mockllm", "internal/load", "internal/bench", "flow", "client"},
 		instead: "env.Rand",
 	},
 	{
 		names:   []string{"os", "os/exec", "os/signal", "io/ioutil"},
-		allowed: []string{"internal/env", "internal/load", "internal/chat", "cmd"},
+		allowed: []string{"internal/env", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "cmd"},
 		instead: "env.FS, or a value that cmd/perdure passes in",
 	},
 	{
 		names: []string{"syscall", "golang.org/x/sys/unix"},
 		allowed: []string{
-			"internal/env", "internal/load", "internal/chat", "cmd",
+			"internal/env", "internal/load", "internal/chat", "internal/bench", "cmd",
 			"internal/doctor",             // ulimit -n
 			"internal/effect/model/http1", // peeks whether an idle connection was closed
 		},
@@ -92,12 +105,12 @@ var seam = []struct {
 	},
 	{
 		names:   []string{"net"},
-		allowed: []string{"internal/env", "internal/effect", "internal/httpapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/doctor", "cmd"},
+		allowed: []string{"internal/env", "internal/effect", "internal/httpapi", "internal/grpcapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "internal/doctor", "cmd"},
 		instead: "env.Dialer",
 	},
 	{
 		names:   []string{"net/http", "net/http/httputil", "net/http/pprof"},
-		allowed: []string{"internal/effect", "internal/httpapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/doctor", "cmd"},
+		allowed: []string{"internal/effect", "internal/httpapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/doctor", "cmd"},
 		instead: "the adapters at the edge",
 	},
 }

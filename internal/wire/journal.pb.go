@@ -25,6 +25,121 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Status of a run.
+type Status int32
+
+const (
+	Status_RUNNING    Status = 0
+	Status_COMPLETED  Status = 1
+	Status_FAILED     Status = 2
+	Status_CANCELLED  Status = 3
+	Status_TERMINATED Status = 4
+	Status_TIMED_OUT  Status = 5
+)
+
+// Enum value maps for Status.
+var (
+	Status_name = map[int32]string{
+		0: "RUNNING",
+		1: "COMPLETED",
+		2: "FAILED",
+		3: "CANCELLED",
+		4: "TERMINATED",
+		5: "TIMED_OUT",
+	}
+	Status_value = map[string]int32{
+		"RUNNING":    0,
+		"COMPLETED":  1,
+		"FAILED":     2,
+		"CANCELLED":  3,
+		"TERMINATED": 4,
+		"TIMED_OUT":  5,
+	}
+)
+
+func (x Status) Enum() *Status {
+	p := new(Status)
+	*p = x
+	return p
+}
+
+func (x Status) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Status) Descriptor() protoreflect.EnumDescriptor {
+	return file_perdure_journal_v1_journal_proto_enumTypes[0].Descriptor()
+}
+
+func (Status) Type() protoreflect.EnumType {
+	return &file_perdure_journal_v1_journal_proto_enumTypes[0]
+}
+
+func (x Status) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Status.Descriptor instead.
+func (Status) EnumDescriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{0}
+}
+
+// What to do when a flow of this ID is there already.
+type StartFlow_Reuse int32
+
+const (
+	StartFlow_REFUSE    StartFlow_Reuse = 0 // already_exists, whatever its state
+	StartFlow_IF_CLOSED StartFlow_Reuse = 1 // a new run when the former one is closed
+	StartFlow_IF_FAILED StartFlow_Reuse = 2 // a new run when the former one closed other than COMPLETED
+	StartFlow_TERMINATE StartFlow_Reuse = 3 // a running one is terminated first
+	StartFlow_ATTACH    StartFlow_Reuse = 4 // a running one is taken as it is; a closed one gets a new run
+)
+
+// Enum value maps for StartFlow_Reuse.
+var (
+	StartFlow_Reuse_name = map[int32]string{
+		0: "REFUSE",
+		1: "IF_CLOSED",
+		2: "IF_FAILED",
+		3: "TERMINATE",
+		4: "ATTACH",
+	}
+	StartFlow_Reuse_value = map[string]int32{
+		"REFUSE":    0,
+		"IF_CLOSED": 1,
+		"IF_FAILED": 2,
+		"TERMINATE": 3,
+		"ATTACH":    4,
+	}
+)
+
+func (x StartFlow_Reuse) Enum() *StartFlow_Reuse {
+	p := new(StartFlow_Reuse)
+	*p = x
+	return p
+}
+
+func (x StartFlow_Reuse) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StartFlow_Reuse) Descriptor() protoreflect.EnumDescriptor {
+	return file_perdure_journal_v1_journal_proto_enumTypes[1].Descriptor()
+}
+
+func (StartFlow_Reuse) Type() protoreflect.EnumType {
+	return &file_perdure_journal_v1_journal_proto_enumTypes[1]
+}
+
+func (x StartFlow_Reuse) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StartFlow_Reuse.Descriptor instead.
+func (StartFlow_Reuse) EnumDescriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{1, 0}
+}
+
 type Publish_OnBusy int32
 
 const (
@@ -58,11 +173,11 @@ func (x Publish_OnBusy) String() string {
 }
 
 func (Publish_OnBusy) Descriptor() protoreflect.EnumDescriptor {
-	return file_perdure_journal_v1_journal_proto_enumTypes[0].Descriptor()
+	return file_perdure_journal_v1_journal_proto_enumTypes[2].Descriptor()
 }
 
 func (Publish_OnBusy) Type() protoreflect.EnumType {
-	return &file_perdure_journal_v1_journal_proto_enumTypes[0]
+	return &file_perdure_journal_v1_journal_proto_enumTypes[2]
 }
 
 func (x Publish_OnBusy) Number() protoreflect.EnumNumber {
@@ -71,7 +186,170 @@ func (x Publish_OnBusy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Publish_OnBusy.Descriptor instead.
 func (Publish_OnBusy) EnumDescriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{2, 0}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{3, 0}
+}
+
+type StopFlow_How int32
+
+const (
+	StopFlow_CANCEL    StopFlow_How = 0 // running handlers are told; what they answer is kept; no step follows
+	StopFlow_TERMINATE StopFlow_How = 1 // at once; running handlers are told, their results are dropped
+	StopFlow_FAIL      StopFlow_How = 2 // as TERMINATE, with the status FAILED
+)
+
+// Enum value maps for StopFlow_How.
+var (
+	StopFlow_How_name = map[int32]string{
+		0: "CANCEL",
+		1: "TERMINATE",
+		2: "FAIL",
+	}
+	StopFlow_How_value = map[string]int32{
+		"CANCEL":    0,
+		"TERMINATE": 1,
+		"FAIL":      2,
+	}
+)
+
+func (x StopFlow_How) Enum() *StopFlow_How {
+	p := new(StopFlow_How)
+	*p = x
+	return p
+}
+
+func (x StopFlow_How) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StopFlow_How) Descriptor() protoreflect.EnumDescriptor {
+	return file_perdure_journal_v1_journal_proto_enumTypes[3].Descriptor()
+}
+
+func (StopFlow_How) Type() protoreflect.EnumType {
+	return &file_perdure_journal_v1_journal_proto_enumTypes[3]
+}
+
+func (x StopFlow_How) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StopFlow_How.Descriptor instead.
+func (StopFlow_How) EnumDescriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{7, 0}
+}
+
+type Close_How int32
+
+const (
+	Close_NONE     Close_How = 0
+	Close_GRACEFUL Close_How = 1 // COMPLETED when no step is left
+	Close_FORCE    Close_How = 2 // COMPLETED at once; other steps are told to stop
+	Close_FAIL     Close_How = 3 // FAILED at once
+	Close_IF_EMPTY Close_How = 4 // as FORCE when the channels are empty; else the step otherwise
+)
+
+// Enum value maps for Close_How.
+var (
+	Close_How_name = map[int32]string{
+		0: "NONE",
+		1: "GRACEFUL",
+		2: "FORCE",
+		3: "FAIL",
+		4: "IF_EMPTY",
+	}
+	Close_How_value = map[string]int32{
+		"NONE":     0,
+		"GRACEFUL": 1,
+		"FORCE":    2,
+		"FAIL":     3,
+		"IF_EMPTY": 4,
+	}
+)
+
+func (x Close_How) Enum() *Close_How {
+	p := new(Close_How)
+	*p = x
+	return p
+}
+
+func (x Close_How) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Close_How) Descriptor() protoreflect.EnumDescriptor {
+	return file_perdure_journal_v1_journal_proto_enumTypes[4].Descriptor()
+}
+
+func (Close_How) Type() protoreflect.EnumType {
+	return &file_perdure_journal_v1_journal_proto_enumTypes[4]
+}
+
+func (x Close_How) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Close_How.Descriptor instead.
+func (Close_How) EnumDescriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{15, 0}
+}
+
+// How a value can be searched for.
+type Attribute_Index int32
+
+const (
+	Attribute_NONE    Attribute_Index = 0
+	Attribute_KEYWORD Attribute_Index = 1 // a JSON string, or an array of them
+	Attribute_INT     Attribute_Index = 2
+	Attribute_FLOAT   Attribute_Index = 3
+	Attribute_BOOL    Attribute_Index = 4
+	Attribute_TIME    Attribute_Index = 5 // RFC 3339
+)
+
+// Enum value maps for Attribute_Index.
+var (
+	Attribute_Index_name = map[int32]string{
+		0: "NONE",
+		1: "KEYWORD",
+		2: "INT",
+		3: "FLOAT",
+		4: "BOOL",
+		5: "TIME",
+	}
+	Attribute_Index_value = map[string]int32{
+		"NONE":    0,
+		"KEYWORD": 1,
+		"INT":     2,
+		"FLOAT":   3,
+		"BOOL":    4,
+		"TIME":    5,
+	}
+)
+
+func (x Attribute_Index) Enum() *Attribute_Index {
+	p := new(Attribute_Index)
+	*p = x
+	return p
+}
+
+func (x Attribute_Index) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Attribute_Index) Descriptor() protoreflect.EnumDescriptor {
+	return file_perdure_journal_v1_journal_proto_enumTypes[5].Descriptor()
+}
+
+func (Attribute_Index) Type() protoreflect.EnumType {
+	return &file_perdure_journal_v1_journal_proto_enumTypes[5]
+}
+
+func (x Attribute_Index) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Attribute_Index.Descriptor instead.
+func (Attribute_Index) EnumDescriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type Step_State int32
@@ -80,6 +358,8 @@ const (
 	Step_WAITING Step_State = 0
 	Step_STARTED Step_State = 1
 	Step_BACKOFF Step_State = 2
+	Step_QUEUED  Step_State = 3 // ready, but no worker had a slot
+	Step_DELAYED Step_State = 4 // not begun before retry_at_us
 )
 
 // Enum value maps for Step_State.
@@ -88,11 +368,15 @@ var (
 		0: "WAITING",
 		1: "STARTED",
 		2: "BACKOFF",
+		3: "QUEUED",
+		4: "DELAYED",
 	}
 	Step_State_value = map[string]int32{
 		"WAITING": 0,
 		"STARTED": 1,
 		"BACKOFF": 2,
+		"QUEUED":  3,
+		"DELAYED": 4,
 	}
 )
 
@@ -107,11 +391,11 @@ func (x Step_State) String() string {
 }
 
 func (Step_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_perdure_journal_v1_journal_proto_enumTypes[1].Descriptor()
+	return file_perdure_journal_v1_journal_proto_enumTypes[6].Descriptor()
 }
 
 func (Step_State) Type() protoreflect.EnumType {
-	return &file_perdure_journal_v1_journal_proto_enumTypes[1]
+	return &file_perdure_journal_v1_journal_proto_enumTypes[6]
 }
 
 func (x Step_State) Number() protoreflect.EnumNumber {
@@ -120,7 +404,7 @@ func (x Step_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Step_State.Descriptor instead.
 func (Step_State) EnumDescriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{20, 0}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{38, 0}
 }
 
 // Entry is one journaled command. Time and randomness of a command come from
@@ -133,6 +417,10 @@ type Entry struct {
 	Seed    uint64                 `protobuf:"varint,4,opt,name=seed,proto3" json:"seed,omitempty"`                   // randomness for IDs minted by this entry
 	Epoch   uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`                 // ownership that wrote it
 	FlowId  string                 `protobuf:"bytes,6,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`  // the one flow this command may change
+	// How many steps may be handed out by this entry: the slots that the proposer
+	// reserved with workers. Steps beyond wait as QUEUED. Entries of version 1
+	// have no bound.
+	Slots uint32 `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
 	// Types that are valid to be assigned to Command:
 	//
 	//	*Entry_StartFlow
@@ -143,6 +431,15 @@ type Entry struct {
 	//	*Entry_FireTimer
 	//	*Entry_DeleteFlow
 	//	*Entry_SetAttributes
+	//	*Entry_StopFlow
+	//	*Entry_StartQueued
+	//	*Entry_Update
+	//	*Entry_Checkpoint
+	//	*Entry_SkipTimer
+	//	*Entry_DropMessages
+	//	*Entry_Reset_
+	//	*Entry_ChildClosed
+	//	*Entry_OutboxDone
 	Command       isEntry_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -218,6 +515,13 @@ func (x *Entry) GetFlowId() string {
 		return x.FlowId
 	}
 	return ""
+}
+
+func (x *Entry) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
 }
 
 func (x *Entry) GetCommand() isEntry_Command {
@@ -299,6 +603,87 @@ func (x *Entry) GetSetAttributes() *SetAttributes {
 	return nil
 }
 
+func (x *Entry) GetStopFlow() *StopFlow {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_StopFlow); ok {
+			return x.StopFlow
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetStartQueued() *StartQueued {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_StartQueued); ok {
+			return x.StartQueued
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetUpdate() *Update {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_Update); ok {
+			return x.Update
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_Checkpoint); ok {
+			return x.Checkpoint
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetSkipTimer() *SkipTimer {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_SkipTimer); ok {
+			return x.SkipTimer
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetDropMessages() *DropMessages {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_DropMessages); ok {
+			return x.DropMessages
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetReset_() *Reset {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_Reset_); ok {
+			return x.Reset_
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetChildClosed() *ChildClosed {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_ChildClosed); ok {
+			return x.ChildClosed
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetOutboxDone() *OutboxDone {
+	if x != nil {
+		if x, ok := x.Command.(*Entry_OutboxDone); ok {
+			return x.OutboxDone
+		}
+	}
+	return nil
+}
+
 type isEntry_Command interface {
 	isEntry_Command()
 }
@@ -335,6 +720,42 @@ type Entry_SetAttributes struct {
 	SetAttributes *SetAttributes `protobuf:"bytes,17,opt,name=set_attributes,json=setAttributes,proto3,oneof"`
 }
 
+type Entry_StopFlow struct {
+	StopFlow *StopFlow `protobuf:"bytes,18,opt,name=stop_flow,json=stopFlow,proto3,oneof"`
+}
+
+type Entry_StartQueued struct {
+	StartQueued *StartQueued `protobuf:"bytes,19,opt,name=start_queued,json=startQueued,proto3,oneof"`
+}
+
+type Entry_Update struct {
+	Update *Update `protobuf:"bytes,20,opt,name=update,proto3,oneof"`
+}
+
+type Entry_Checkpoint struct {
+	Checkpoint *Checkpoint `protobuf:"bytes,21,opt,name=checkpoint,proto3,oneof"`
+}
+
+type Entry_SkipTimer struct {
+	SkipTimer *SkipTimer `protobuf:"bytes,22,opt,name=skip_timer,json=skipTimer,proto3,oneof"`
+}
+
+type Entry_DropMessages struct {
+	DropMessages *DropMessages `protobuf:"bytes,23,opt,name=drop_messages,json=dropMessages,proto3,oneof"`
+}
+
+type Entry_Reset_ struct {
+	Reset_ *Reset `protobuf:"bytes,24,opt,name=reset,proto3,oneof"`
+}
+
+type Entry_ChildClosed struct {
+	ChildClosed *ChildClosed `protobuf:"bytes,25,opt,name=child_closed,json=childClosed,proto3,oneof"`
+}
+
+type Entry_OutboxDone struct {
+	OutboxDone *OutboxDone `protobuf:"bytes,26,opt,name=outbox_done,json=outboxDone,proto3,oneof"`
+}
+
 func (*Entry_StartFlow) isEntry_Command() {}
 
 func (*Entry_Publish) isEntry_Command() {}
@@ -351,16 +772,43 @@ func (*Entry_DeleteFlow) isEntry_Command() {}
 
 func (*Entry_SetAttributes) isEntry_Command() {}
 
+func (*Entry_StopFlow) isEntry_Command() {}
+
+func (*Entry_StartQueued) isEntry_Command() {}
+
+func (*Entry_Update) isEntry_Command() {}
+
+func (*Entry_Checkpoint) isEntry_Command() {}
+
+func (*Entry_SkipTimer) isEntry_Command() {}
+
+func (*Entry_DropMessages) isEntry_Command() {}
+
+func (*Entry_Reset_) isEntry_Command() {}
+
+func (*Entry_ChildClosed) isEntry_Command() {}
+
+func (*Entry_OutboxDone) isEntry_Command() {}
+
 // StartFlow creates a flow and puts its first steps in place.
 type StartFlow struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	Attributes    []*Attribute           `protobuf:"bytes,2,rep,name=attributes,proto3" json:"attributes,omitempty"`
-	Steps         []*StepSpec            `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
-	Items         [][]byte               `protobuf:"bytes,4,rep,name=items,proto3" json:"items,omitempty"`                                 // history the flow begins with
-	Publish       []*Publish             `protobuf:"bytes,5,rep,name=publish,proto3" json:"publish,omitempty"`                             // first channel messages, in the same commit
-	RetentionUs   int64                  `protobuf:"varint,6,opt,name=retention_us,json=retentionUs,proto3" json:"retention_us,omitempty"` // 0 = for ever; else deleted when idle this long
-	RequestId     string                 `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`        // idempotency key: the same key again answers with the first result
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Type        string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Attributes  []*Attribute           `protobuf:"bytes,2,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	Steps       []*StepSpec            `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	Items       [][]byte               `protobuf:"bytes,4,rep,name=items,proto3" json:"items,omitempty"`                                 // history the flow begins with
+	Publish     []*Publish             `protobuf:"bytes,5,rep,name=publish,proto3" json:"publish,omitempty"`                             // first channel messages, in the same commit
+	RetentionUs int64                  `protobuf:"varint,6,opt,name=retention_us,json=retentionUs,proto3" json:"retention_us,omitempty"` // 0 = for ever; else deleted when idle this long
+	RequestId   string                 `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`        // idempotency key: the same key again answers with the first result
+	Reuse       StartFlow_Reuse        `protobuf:"varint,8,opt,name=reuse,proto3,enum=perdure.journal.v1.StartFlow_Reuse" json:"reuse,omitempty"`
+	DelayUs     int64                  `protobuf:"varint,9,opt,name=delay_us,json=delayUs,proto3" json:"delay_us,omitempty"`        // the first steps begin this much later
+	TimeoutUs   int64                  `protobuf:"varint,10,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"` // the run closes as TIMED_OUT after this; 0 = never
+	Priority    uint32                 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`                    // 0 to 9; higher is handed out first; see Flow.priority
+	// A flow that closes: its row is kept for retention_us after that. A flow
+	// without it is kept while it is used, see retention_us.
+	Closes        bool   `protobuf:"varint,12,opt,name=closes,proto3" json:"closes,omitempty"`
+	Parent        *Link  `protobuf:"bytes,13,opt,name=parent,proto3" json:"parent,omitempty"` // told when the run closes
+	Trace         []byte `protobuf:"bytes,14,opt,name=trace,proto3" json:"trace,omitempty"`   // W3C trace parent of whoever started it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -444,6 +892,124 @@ func (x *StartFlow) GetRequestId() string {
 	return ""
 }
 
+func (x *StartFlow) GetReuse() StartFlow_Reuse {
+	if x != nil {
+		return x.Reuse
+	}
+	return StartFlow_REFUSE
+}
+
+func (x *StartFlow) GetDelayUs() int64 {
+	if x != nil {
+		return x.DelayUs
+	}
+	return 0
+}
+
+func (x *StartFlow) GetTimeoutUs() int64 {
+	if x != nil {
+		return x.TimeoutUs
+	}
+	return 0
+}
+
+func (x *StartFlow) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *StartFlow) GetCloses() bool {
+	if x != nil {
+		return x.Closes
+	}
+	return false
+}
+
+func (x *StartFlow) GetParent() *Link {
+	if x != nil {
+		return x.Parent
+	}
+	return nil
+}
+
+func (x *StartFlow) GetTrace() []byte {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
+// Link names the step's condition that waits for a child flow.
+type Link struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FlowId        string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
+	RunId         string                 `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	Exec          uint64                 `protobuf:"varint,3,opt,name=exec,proto3" json:"exec,omitempty"`
+	Condition     uint32                 `protobuf:"varint,4,opt,name=condition,proto3" json:"condition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Link) Reset() {
+	*x = Link{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Link) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Link) ProtoMessage() {}
+
+func (x *Link) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Link.ProtoReflect.Descriptor instead.
+func (*Link) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Link) GetFlowId() string {
+	if x != nil {
+		return x.FlowId
+	}
+	return ""
+}
+
+func (x *Link) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *Link) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+func (x *Link) GetCondition() uint32 {
+	if x != nil {
+		return x.Condition
+	}
+	return 0
+}
+
 // Publish appends one message to a channel of a flow.
 type Publish struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -458,7 +1024,7 @@ type Publish struct {
 
 func (x *Publish) Reset() {
 	*x = Publish{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[2]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +1036,7 @@ func (x *Publish) String() string {
 func (*Publish) ProtoMessage() {}
 
 func (x *Publish) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[2]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +1049,7 @@ func (x *Publish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publish.ProtoReflect.Descriptor instead.
 func (*Publish) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{2}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Publish) GetChannel() string {
@@ -521,6 +1087,941 @@ func (x *Publish) GetRequestId() string {
 	return ""
 }
 
+// Send is a command to another flow: it leaves through the flow's outbox, at
+// least once, with a key that the target knows again.
+type Send struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	FlowId string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
+	// Types that are valid to be assigned to Command:
+	//
+	//	*Send_Start
+	//	*Send_Publish
+	//	*Send_ChildClosed
+	//	*Send_Stop
+	Command       isSend_Command `protobuf_oneof:"command"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Send) Reset() {
+	*x = Send{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Send) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Send) ProtoMessage() {}
+
+func (x *Send) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Send.ProtoReflect.Descriptor instead.
+func (*Send) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Send) GetFlowId() string {
+	if x != nil {
+		return x.FlowId
+	}
+	return ""
+}
+
+func (x *Send) GetCommand() isSend_Command {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Send) GetStart() *StartFlow {
+	if x != nil {
+		if x, ok := x.Command.(*Send_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *Send) GetPublish() *Publish {
+	if x != nil {
+		if x, ok := x.Command.(*Send_Publish); ok {
+			return x.Publish
+		}
+	}
+	return nil
+}
+
+func (x *Send) GetChildClosed() *ChildClosed {
+	if x != nil {
+		if x, ok := x.Command.(*Send_ChildClosed); ok {
+			return x.ChildClosed
+		}
+	}
+	return nil
+}
+
+func (x *Send) GetStop() *StopFlow {
+	if x != nil {
+		if x, ok := x.Command.(*Send_Stop); ok {
+			return x.Stop
+		}
+	}
+	return nil
+}
+
+type isSend_Command interface {
+	isSend_Command()
+}
+
+type Send_Start struct {
+	Start *StartFlow `protobuf:"bytes,2,opt,name=start,proto3,oneof"`
+}
+
+type Send_Publish struct {
+	Publish *Publish `protobuf:"bytes,3,opt,name=publish,proto3,oneof"`
+}
+
+type Send_ChildClosed struct {
+	ChildClosed *ChildClosed `protobuf:"bytes,4,opt,name=child_closed,json=childClosed,proto3,oneof"`
+}
+
+type Send_Stop struct {
+	Stop *StopFlow `protobuf:"bytes,5,opt,name=stop,proto3,oneof"`
+}
+
+func (*Send_Start) isSend_Command() {}
+
+func (*Send_Publish) isSend_Command() {}
+
+func (*Send_ChildClosed) isSend_Command() {}
+
+func (*Send_Stop) isSend_Command() {}
+
+// Outgoing is a Send that its target has not answered yet.
+type Outgoing struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // within the flow; with the run ID the key the target knows
+	Send  *Send                  `protobuf:"bytes,2,opt,name=send,proto3" json:"send,omitempty"`
+	// The step's condition that the answer of a StartFlow belongs to; 0 = none.
+	Exec          uint64 `protobuf:"varint,3,opt,name=exec,proto3" json:"exec,omitempty"`
+	Condition     uint32 `protobuf:"varint,4,opt,name=condition,proto3" json:"condition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outgoing) Reset() {
+	*x = Outgoing{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outgoing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outgoing) ProtoMessage() {}
+
+func (x *Outgoing) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outgoing.ProtoReflect.Descriptor instead.
+func (*Outgoing) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Outgoing) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Outgoing) GetSend() *Send {
+	if x != nil {
+		return x.Send
+	}
+	return nil
+}
+
+func (x *Outgoing) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+func (x *Outgoing) GetCondition() uint32 {
+	if x != nil {
+		return x.Condition
+	}
+	return 0
+}
+
+// OutboxDone ends an Outgoing: its target answered durably, or refused.
+type OutboxDone struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`              // why it was refused; empty = taken
+	RunId         string                 `protobuf:"bytes,3,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"` // of the flow that a StartFlow made or found
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutboxDone) Reset() {
+	*x = OutboxDone{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutboxDone) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutboxDone) ProtoMessage() {}
+
+func (x *OutboxDone) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutboxDone.ProtoReflect.Descriptor instead.
+func (*OutboxDone) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OutboxDone) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *OutboxDone) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *OutboxDone) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+// StopFlow closes a run.
+type StopFlow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	How           StopFlow_How           `protobuf:"varint,1,opt,name=how,proto3,enum=perdure.journal.v1.StopFlow_How" json:"how,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	GraceUs       int64                  `protobuf:"varint,3,opt,name=grace_us,json=graceUs,proto3" json:"grace_us,omitempty"` // CANCEL: closed after this, answered or not; 0 = the core's default
+	RunId         string                 `protobuf:"bytes,4,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`        // refuse another run; empty = the one there is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopFlow) Reset() {
+	*x = StopFlow{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopFlow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopFlow) ProtoMessage() {}
+
+func (x *StopFlow) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopFlow.ProtoReflect.Descriptor instead.
+func (*StopFlow) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *StopFlow) GetHow() StopFlow_How {
+	if x != nil {
+		return x.How
+	}
+	return StopFlow_CANCEL
+}
+
+func (x *StopFlow) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *StopFlow) GetGraceUs() int64 {
+	if x != nil {
+		return x.GraceUs
+	}
+	return 0
+}
+
+func (x *StopFlow) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+// StartQueued hands out a step that had no slot before.
+type StartQueued struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartQueued) Reset() {
+	*x = StartQueued{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartQueued) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartQueued) ProtoMessage() {}
+
+func (x *StartQueued) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartQueued.ProtoReflect.Descriptor instead.
+func (*StartQueued) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *StartQueued) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+// Update is what a transactional RPC wrote: all of it or nothing.
+type Update struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Attributes []*Attribute           `protobuf:"bytes,1,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	Publish    []*Publish             `protobuf:"bytes,2,rep,name=publish,proto3" json:"publish,omitempty"`
+	Next       []*StepSpec            `protobuf:"bytes,3,rep,name=next,proto3" json:"next,omitempty"`
+	Sends      []*Send                `protobuf:"bytes,4,rep,name=sends,proto3" json:"sends,omitempty"`
+	Events     []*NewEvent            `protobuf:"bytes,5,rep,name=events,proto3" json:"events,omitempty"`
+	// Refused with code "conflict" unless the newest change of the flow's
+	// attributes is this; 0 = not asked.
+	IfAttributesLsn uint64 `protobuf:"varint,6,opt,name=if_attributes_lsn,json=ifAttributesLsn,proto3" json:"if_attributes_lsn,omitempty"`
+	RequestId       string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // idempotency key within the flow
+	Output          []byte `protobuf:"bytes,8,opt,name=output,proto3" json:"output,omitempty"`                        // given again to a repeated request; at most 4 KiB are kept
+	Name            string `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`                            // of the RPC
+	RunId           string `protobuf:"bytes,10,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`            // refuse another run; empty = the one there is
+	Close           *Close `protobuf:"bytes,11,opt,name=close,proto3" json:"close,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Update) Reset() {
+	*x = Update{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Update) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Update) ProtoMessage() {}
+
+func (x *Update) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Update.ProtoReflect.Descriptor instead.
+func (*Update) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Update) GetAttributes() []*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *Update) GetPublish() []*Publish {
+	if x != nil {
+		return x.Publish
+	}
+	return nil
+}
+
+func (x *Update) GetNext() []*StepSpec {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *Update) GetSends() []*Send {
+	if x != nil {
+		return x.Sends
+	}
+	return nil
+}
+
+func (x *Update) GetEvents() []*NewEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *Update) GetIfAttributesLsn() uint64 {
+	if x != nil {
+		return x.IfAttributesLsn
+	}
+	return 0
+}
+
+func (x *Update) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Update) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *Update) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Update) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *Update) GetClose() *Close {
+	if x != nil {
+		return x.Close
+	}
+	return nil
+}
+
+// Checkpoint keeps how far a running handler is, for its next attempt.
+type Checkpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"`
+	Attempt       *AttemptID             `protobuf:"bytes,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Checkpoint) Reset() {
+	*x = Checkpoint{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Checkpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Checkpoint) ProtoMessage() {}
+
+func (x *Checkpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
+func (*Checkpoint) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Checkpoint) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetAttempt() *AttemptID {
+	if x != nil {
+		return x.Attempt
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// SkipTimer makes a timer of a waiting step due.
+type SkipTimer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"` // 0 = the oldest waiting step of that name
+	Step          string                 `protobuf:"bytes,2,opt,name=step,proto3" json:"step,omitempty"`
+	Condition     string                 `protobuf:"bytes,3,opt,name=condition,proto3" json:"condition,omitempty"` // the condition's name; empty = the first timer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SkipTimer) Reset() {
+	*x = SkipTimer{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SkipTimer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SkipTimer) ProtoMessage() {}
+
+func (x *SkipTimer) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SkipTimer.ProtoReflect.Descriptor instead.
+func (*SkipTimer) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SkipTimer) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+func (x *SkipTimer) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *SkipTimer) GetCondition() string {
+	if x != nil {
+		return x.Condition
+	}
+	return ""
+}
+
+// DropMessages takes waiting messages out of a channel.
+type DropMessages struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Channel       string                 `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	Ids           []string               `protobuf:"bytes,2,rep,name=ids,proto3" json:"ids,omitempty"` // empty = all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropMessages) Reset() {
+	*x = DropMessages{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropMessages) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropMessages) ProtoMessage() {}
+
+func (x *DropMessages) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropMessages.ProtoReflect.Descriptor instead.
+func (*DropMessages) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DropMessages) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *DropMessages) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+// Reset begins a new run at a step of the log: the state as it was before that
+// step was started, computed by the proposer from the log.
+type Reset struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"`                                   // the step, for the log
+	To            *Cursor                `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                                        // its first start
+	IfLastEvent   *Cursor                `protobuf:"bytes,3,opt,name=if_last_event,json=ifLastEvent,proto3" json:"if_last_event,omitempty"` // refused with "conflict" when the log has grown
+	Attributes    []*Attribute           `protobuf:"bytes,4,rep,name=attributes,proto3" json:"attributes,omitempty"`                        // all of them
+	Steps         []*StepSpec            `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`
+	Publish       []*Publish             `protobuf:"bytes,6,rep,name=publish,proto3" json:"publish,omitempty"` // messages consumed since, in order
+	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reset) Reset() {
+	*x = Reset{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reset) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reset) ProtoMessage() {}
+
+func (x *Reset) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reset.ProtoReflect.Descriptor instead.
+func (*Reset) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Reset) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+func (x *Reset) GetTo() *Cursor {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *Reset) GetIfLastEvent() *Cursor {
+	if x != nil {
+		return x.IfLastEvent
+	}
+	return nil
+}
+
+func (x *Reset) GetAttributes() []*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *Reset) GetSteps() []*StepSpec {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *Reset) GetPublish() []*Publish {
+	if x != nil {
+		return x.Publish
+	}
+	return nil
+}
+
+func (x *Reset) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ChildClosed tells a parent's step how a child flow ended.
+type ChildClosed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"`
+	Condition     uint32                 `protobuf:"varint,2,opt,name=condition,proto3" json:"condition,omitempty"`
+	FlowId        string                 `protobuf:"bytes,3,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
+	RunId         string                 `protobuf:"bytes,4,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	Status        Status                 `protobuf:"varint,5,opt,name=status,proto3,enum=perdure.journal.v1.Status" json:"status,omitempty"`
+	Output        []byte                 `protobuf:"bytes,6,opt,name=output,proto3" json:"output,omitempty"`
+	Error         string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildClosed) Reset() {
+	*x = ChildClosed{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildClosed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildClosed) ProtoMessage() {}
+
+func (x *ChildClosed) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildClosed.ProtoReflect.Descriptor instead.
+func (*ChildClosed) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ChildClosed) GetExec() uint64 {
+	if x != nil {
+		return x.Exec
+	}
+	return 0
+}
+
+func (x *ChildClosed) GetCondition() uint32 {
+	if x != nil {
+		return x.Condition
+	}
+	return 0
+}
+
+func (x *ChildClosed) GetFlowId() string {
+	if x != nil {
+		return x.FlowId
+	}
+	return ""
+}
+
+func (x *ChildClosed) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *ChildClosed) GetStatus() Status {
+	if x != nil {
+		return x.Status
+	}
+	return Status_RUNNING
+}
+
+func (x *ChildClosed) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *ChildClosed) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// Close ends a run.
+type Close struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	How           Close_How              `protobuf:"varint,1,opt,name=how,proto3,enum=perdure.journal.v1.Close_How" json:"how,omitempty"`
+	Output        []byte                 `protobuf:"bytes,2,opt,name=output,proto3" json:"output,omitempty"`
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`         // FAIL
+	Channels      []string               `protobuf:"bytes,4,rep,name=channels,proto3" json:"channels,omitempty"`   // IF_EMPTY
+	Otherwise     *StepSpec              `protobuf:"bytes,5,opt,name=otherwise,proto3" json:"otherwise,omitempty"` // IF_EMPTY
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Close) Reset() {
+	*x = Close{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Close) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Close) ProtoMessage() {}
+
+func (x *Close) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Close.ProtoReflect.Descriptor instead.
+func (*Close) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Close) GetHow() Close_How {
+	if x != nil {
+		return x.How
+	}
+	return Close_NONE
+}
+
+func (x *Close) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *Close) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Close) GetChannels() []string {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+func (x *Close) GetOtherwise() *StepSpec {
+	if x != nil {
+		return x.Otherwise
+	}
+	return nil
+}
+
 // Cancel asks the running work of a flow to stop.
 type Cancel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -533,7 +2034,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[3]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +2046,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[3]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +2059,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{3}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Cancel) GetScope() string {
@@ -595,7 +2096,7 @@ type AttemptID struct {
 
 func (x *AttemptID) Reset() {
 	*x = AttemptID{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[4]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +2108,7 @@ func (x *AttemptID) String() string {
 func (*AttemptID) ProtoMessage() {}
 
 func (x *AttemptID) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[4]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +2121,7 @@ func (x *AttemptID) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptID.ProtoReflect.Descriptor instead.
 func (*AttemptID) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{4}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AttemptID) GetEpoch() uint64 {
@@ -655,14 +2156,22 @@ type StepResult struct {
 	Attributes []*Attribute           `protobuf:"bytes,6,rep,name=attributes,proto3" json:"attributes,omitempty"`
 	// Set when the attempt failed and may be tried again. When the step's policy
 	// allows no further attempt, the fields above take effect instead.
-	Retry         *Retry `protobuf:"bytes,7,opt,name=retry,proto3" json:"retry,omitempty"`
+	Retry  *Retry  `protobuf:"bytes,7,opt,name=retry,proto3" json:"retry,omitempty"`
+	Wait   *Wait   `protobuf:"bytes,8,opt,name=wait,proto3" json:"wait,omitempty"`     // of a step whose attempt was its WaitFor: what Execute waits for
+	Locals []byte  `protobuf:"bytes,9,opt,name=locals,proto3" json:"locals,omitempty"` // kept with the step from WaitFor to Execute
+	Close  *Close  `protobuf:"bytes,10,opt,name=close,proto3" json:"close,omitempty"`
+	Sends  []*Send `protobuf:"bytes,11,rep,name=sends,proto3" json:"sends,omitempty"`
+	// Sibling steps to cancel, by name or by exec; both are allowed.
+	CancelSteps   []string `protobuf:"bytes,12,rep,name=cancel_steps,json=cancelSteps,proto3" json:"cancel_steps,omitempty"`
+	CancelExecs   []uint64 `protobuf:"varint,13,rep,packed,name=cancel_execs,json=cancelExecs,proto3" json:"cancel_execs,omitempty"`
+	Checkpoint    []byte   `protobuf:"bytes,14,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"` // with retry: for the next attempt
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[5]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +2183,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[5]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +2196,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{5}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StepResult) GetExec() uint64 {
@@ -739,17 +2248,68 @@ func (x *StepResult) GetRetry() *Retry {
 	return nil
 }
 
+func (x *StepResult) GetWait() *Wait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *StepResult) GetLocals() []byte {
+	if x != nil {
+		return x.Locals
+	}
+	return nil
+}
+
+func (x *StepResult) GetClose() *Close {
+	if x != nil {
+		return x.Close
+	}
+	return nil
+}
+
+func (x *StepResult) GetSends() []*Send {
+	if x != nil {
+		return x.Sends
+	}
+	return nil
+}
+
+func (x *StepResult) GetCancelSteps() []string {
+	if x != nil {
+		return x.CancelSteps
+	}
+	return nil
+}
+
+func (x *StepResult) GetCancelExecs() []uint64 {
+	if x != nil {
+		return x.CancelExecs
+	}
+	return nil
+}
+
+func (x *StepResult) GetCheckpoint() []byte {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
 type Retry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Error         string                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
 	AfterUs       int64                  `protobuf:"varint,2,opt,name=after_us,json=afterUs,proto3" json:"after_us,omitempty"` // not before this long from now
+	Permanent     bool                   `protobuf:"varint,3,opt,name=permanent,proto3" json:"permanent,omitempty"`            // the policy allows no further attempt of this
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`                       // of the error, in the handler's words; kept with the failure
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[6]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +2321,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[6]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +2334,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{6}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Retry) GetError() string {
@@ -791,6 +2351,20 @@ func (x *Retry) GetAfterUs() int64 {
 	return 0
 }
 
+func (x *Retry) GetPermanent() bool {
+	if x != nil {
+		return x.Permanent
+	}
+	return false
+}
+
+func (x *Retry) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
 // NewEvent is an event a handler appends to its flow's log.
 type NewEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -803,7 +2377,7 @@ type NewEvent struct {
 
 func (x *NewEvent) Reset() {
 	*x = NewEvent{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[7]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +2389,7 @@ func (x *NewEvent) String() string {
 func (*NewEvent) ProtoMessage() {}
 
 func (x *NewEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[7]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +2402,7 @@ func (x *NewEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewEvent.ProtoReflect.Descriptor instead.
 func (*NewEvent) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{7}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NewEvent) GetType() string {
@@ -858,13 +2432,14 @@ type Redispatch struct {
 	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"`
 	Attempt       *AttemptID             `protobuf:"bytes,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Checkpoint    []byte                 `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"` // the newest heartbeat's, for the next attempt
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Redispatch) Reset() {
 	*x = Redispatch{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[8]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +2451,7 @@ func (x *Redispatch) String() string {
 func (*Redispatch) ProtoMessage() {}
 
 func (x *Redispatch) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[8]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +2464,7 @@ func (x *Redispatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Redispatch.ProtoReflect.Descriptor instead.
 func (*Redispatch) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{8}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Redispatch) GetExec() uint64 {
@@ -913,17 +2488,24 @@ func (x *Redispatch) GetReason() string {
 	return ""
 }
 
+func (x *Redispatch) GetCheckpoint() []byte {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
 // FireTimer says that a timer is due.
 type FireTimer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"` // the step in backoff; 0 = the flow's retention
+	Exec          uint64                 `protobuf:"varint,1,opt,name=exec,proto3" json:"exec,omitempty"` // the step in backoff or waiting; 0 = the flow's own: retention, timeout or grace
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FireTimer) Reset() {
 	*x = FireTimer{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[9]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +2517,7 @@ func (x *FireTimer) String() string {
 func (*FireTimer) ProtoMessage() {}
 
 func (x *FireTimer) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[9]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +2530,7 @@ func (x *FireTimer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FireTimer.ProtoReflect.Descriptor instead.
 func (*FireTimer) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{9}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FireTimer) GetExec() uint64 {
@@ -967,7 +2549,7 @@ type DeleteFlow struct {
 
 func (x *DeleteFlow) Reset() {
 	*x = DeleteFlow{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[10]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +2561,7 @@ func (x *DeleteFlow) String() string {
 func (*DeleteFlow) ProtoMessage() {}
 
 func (x *DeleteFlow) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[10]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +2574,7 @@ func (x *DeleteFlow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFlow.ProtoReflect.Descriptor instead.
 func (*DeleteFlow) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{10}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteFlow) GetReason() string {
@@ -1011,7 +2593,7 @@ type SetAttributes struct {
 
 func (x *SetAttributes) Reset() {
 	*x = SetAttributes{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[11]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +2605,7 @@ func (x *SetAttributes) String() string {
 func (*SetAttributes) ProtoMessage() {}
 
 func (x *SetAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[11]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +2618,7 @@ func (x *SetAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAttributes.ProtoReflect.Descriptor instead.
 func (*SetAttributes) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{11}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetAttributes) GetAttributes() []*Attribute {
@@ -1050,13 +2632,17 @@ type Attribute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	Lsn           uint64                 `protobuf:"varint,3,opt,name=lsn,proto3" json:"lsn,omitempty"` // the entry that set it; in state and tasks only
+	Index         Attribute_Index        `protobuf:"varint,4,opt,name=index,proto3,enum=perdure.journal.v1.Attribute_Index" json:"index,omitempty"`
+	Blob          string                 `protobuf:"bytes,5,opt,name=blob,proto3" json:"blob,omitempty"`  // the object that holds the value, when it is large; value is empty then
+	Size          uint64                 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"` // bytes of the value when it is not here: in a blob or in a row of its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[12]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +2654,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[12]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +2667,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{12}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Attribute) GetName() string {
@@ -1098,6 +2684,34 @@ func (x *Attribute) GetValue() []byte {
 	return nil
 }
 
+func (x *Attribute) GetLsn() uint64 {
+	if x != nil {
+		return x.Lsn
+	}
+	return 0
+}
+
+func (x *Attribute) GetIndex() Attribute_Index {
+	if x != nil {
+		return x.Index
+	}
+	return Attribute_NONE
+}
+
+func (x *Attribute) GetBlob() string {
+	if x != nil {
+		return x.Blob
+	}
+	return ""
+}
+
+func (x *Attribute) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 // StepSpec is a step that a decision asks for.
 type StepSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1107,14 +2721,26 @@ type StepSpec struct {
 	Retry *RetryPolicy           `protobuf:"bytes,4,opt,name=retry,proto3" json:"retry,omitempty"`
 	// The handler may be called before its start is committed. It then must show
 	// nothing to anybody until the commit.
-	Prefetch      bool `protobuf:"varint,5,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Prefetch bool `protobuf:"varint,5,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
+	WaitFor  bool `protobuf:"varint,6,opt,name=wait_for,json=waitFor,proto3" json:"wait_for,omitempty"` // a first attempt calls the step's WaitFor; its result says what to wait for
+	// The next hand-outs may be done, and this step's start may be shown to its
+	// worker, before they are committed: a crash may run them again.
+	Async            bool      `protobuf:"varint,7,opt,name=async,proto3" json:"async,omitempty"`
+	Recover          *StepSpec `protobuf:"bytes,8,opt,name=recover,proto3" json:"recover,omitempty"`                                      // started when the step failed for good; its failure is that error
+	TimeoutUs        int64     `protobuf:"varint,9,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"`                // of one attempt; 0 = the server's default
+	HeartbeatUs      int64     `protobuf:"varint,10,opt,name=heartbeat_us,json=heartbeatUs,proto3" json:"heartbeat_us,omitempty"`         // an attempt that is silent this long is lost; 0 = no heartbeat wanted
+	Locals           []byte    `protobuf:"bytes,11,opt,name=locals,proto3" json:"locals,omitempty"`                                       // from the WaitFor that ran with the decision
+	ConcurrencyKey   string    `protobuf:"bytes,12,opt,name=concurrency_key,json=concurrencyKey,proto3" json:"concurrency_key,omitempty"` // steps of one key run at most concurrency_limit at a time on a node
+	ConcurrencyLimit uint32    `protobuf:"varint,13,opt,name=concurrency_limit,json=concurrencyLimit,proto3" json:"concurrency_limit,omitempty"`
+	InputBlob        string    `protobuf:"bytes,14,opt,name=input_blob,json=inputBlob,proto3" json:"input_blob,omitempty"` // the object that holds the input, when it is large
+	Failure          string    `protobuf:"bytes,15,opt,name=failure,proto3" json:"failure,omitempty"`                      // of the step that this one recovers, set by the core
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *StepSpec) Reset() {
 	*x = StepSpec{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[13]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +2752,7 @@ func (x *StepSpec) String() string {
 func (*StepSpec) ProtoMessage() {}
 
 func (x *StepSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[13]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +2765,7 @@ func (x *StepSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepSpec.ProtoReflect.Descriptor instead.
 func (*StepSpec) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{13}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StepSpec) GetName() string {
@@ -1177,19 +2803,93 @@ func (x *StepSpec) GetPrefetch() bool {
 	return false
 }
 
-// Wait holds a step back until its channel has count messages.
+func (x *StepSpec) GetWaitFor() bool {
+	if x != nil {
+		return x.WaitFor
+	}
+	return false
+}
+
+func (x *StepSpec) GetAsync() bool {
+	if x != nil {
+		return x.Async
+	}
+	return false
+}
+
+func (x *StepSpec) GetRecover() *StepSpec {
+	if x != nil {
+		return x.Recover
+	}
+	return nil
+}
+
+func (x *StepSpec) GetTimeoutUs() int64 {
+	if x != nil {
+		return x.TimeoutUs
+	}
+	return 0
+}
+
+func (x *StepSpec) GetHeartbeatUs() int64 {
+	if x != nil {
+		return x.HeartbeatUs
+	}
+	return 0
+}
+
+func (x *StepSpec) GetLocals() []byte {
+	if x != nil {
+		return x.Locals
+	}
+	return nil
+}
+
+func (x *StepSpec) GetConcurrencyKey() string {
+	if x != nil {
+		return x.ConcurrencyKey
+	}
+	return ""
+}
+
+func (x *StepSpec) GetConcurrencyLimit() uint32 {
+	if x != nil {
+		return x.ConcurrencyLimit
+	}
+	return 0
+}
+
+func (x *StepSpec) GetInputBlob() string {
+	if x != nil {
+		return x.InputBlob
+	}
+	return ""
+}
+
+func (x *StepSpec) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
+// Wait holds a step back. Either one channel by the short form, or conditions.
 type Wait struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Channel       string                 `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
-	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	Idle          bool                   `protobuf:"varint,3,opt,name=idle,proto3" json:"idle,omitempty"` // at rest: the flow counts as not busy, and a cancel passes by
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Channel    string                 `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	Count      uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Idle       bool                   `protobuf:"varint,3,opt,name=idle,proto3" json:"idle,omitempty"` // at rest: the flow counts as not busy, and a cancel passes by
+	Conditions []*Condition           `protobuf:"bytes,4,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// Sets of conditions; the step starts when one set holds, the first of them in
+	// order. Empty = all conditions must hold.
+	Combinations  []*Combination `protobuf:"bytes,5,rep,name=combinations,proto3" json:"combinations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Wait) Reset() {
 	*x = Wait{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[14]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +2901,7 @@ func (x *Wait) String() string {
 func (*Wait) ProtoMessage() {}
 
 func (x *Wait) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[14]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +2914,7 @@ func (x *Wait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wait.ProtoReflect.Descriptor instead.
 func (*Wait) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{14}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Wait) GetChannel() string {
@@ -1238,19 +2938,407 @@ func (x *Wait) GetIdle() bool {
 	return false
 }
 
-type RetryPolicy struct {
+func (x *Wait) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+func (x *Wait) GetCombinations() []*Combination {
+	if x != nil {
+		return x.Combinations
+	}
+	return nil
+}
+
+type Combination struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	MaxAttempts   uint32                 `protobuf:"varint,1,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"` // 0 or 1 = no retry
-	InitialUs     int64                  `protobuf:"varint,2,opt,name=initial_us,json=initialUs,proto3" json:"initial_us,omitempty"`       // doubles each time
-	MaxUs         int64                  `protobuf:"varint,3,opt,name=max_us,json=maxUs,proto3" json:"max_us,omitempty"`
-	TotalUs       int64                  `protobuf:"varint,4,opt,name=total_us,json=totalUs,proto3" json:"total_us,omitempty"` // 0 = unbounded; from the first start
+	Of            []uint32               `protobuf:"varint,1,rep,packed,name=of,proto3" json:"of,omitempty"` // indexes into conditions
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
+func (x *Combination) Reset() {
+	*x = Combination{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Combination) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Combination) ProtoMessage() {}
+
+func (x *Combination) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Combination.ProtoReflect.Descriptor instead.
+func (*Combination) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Combination) GetOf() []uint32 {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+// Condition is one thing to wait for.
+type Condition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // in the handler's words; may be empty
+	// Types that are valid to be assigned to On:
+	//
+	//	*Condition_Channel
+	//	*Condition_TimerUs
+	//	*Condition_Flow
+	//	*Condition_AtUs
+	On            isCondition_On `protobuf_oneof:"on"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Condition) Reset() {
+	*x = Condition{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Condition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Condition) ProtoMessage() {}
+
+func (x *Condition) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
+func (*Condition) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Condition) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Condition) GetOn() isCondition_On {
+	if x != nil {
+		return x.On
+	}
+	return nil
+}
+
+func (x *Condition) GetChannel() *OnChannel {
+	if x != nil {
+		if x, ok := x.On.(*Condition_Channel); ok {
+			return x.Channel
+		}
+	}
+	return nil
+}
+
+func (x *Condition) GetTimerUs() int64 {
+	if x != nil {
+		if x, ok := x.On.(*Condition_TimerUs); ok {
+			return x.TimerUs
+		}
+	}
+	return 0
+}
+
+func (x *Condition) GetFlow() *OnFlow {
+	if x != nil {
+		if x, ok := x.On.(*Condition_Flow); ok {
+			return x.Flow
+		}
+	}
+	return nil
+}
+
+func (x *Condition) GetAtUs() int64 {
+	if x != nil {
+		if x, ok := x.On.(*Condition_AtUs); ok {
+			return x.AtUs
+		}
+	}
+	return 0
+}
+
+type isCondition_On interface {
+	isCondition_On()
+}
+
+type Condition_Channel struct {
+	Channel *OnChannel `protobuf:"bytes,2,opt,name=channel,proto3,oneof"`
+}
+
+type Condition_TimerUs struct {
+	TimerUs int64 `protobuf:"varint,3,opt,name=timer_us,json=timerUs,proto3,oneof"` // this long after the wait began
+}
+
+type Condition_Flow struct {
+	Flow *OnFlow `protobuf:"bytes,4,opt,name=flow,proto3,oneof"`
+}
+
+type Condition_AtUs struct {
+	AtUs int64 `protobuf:"varint,5,opt,name=at_us,json=atUs,proto3,oneof"` // this instant
+}
+
+func (*Condition_Channel) isCondition_On() {}
+
+func (*Condition_TimerUs) isCondition_On() {}
+
+func (*Condition_Flow) isCondition_On() {}
+
+func (*Condition_AtUs) isCondition_On() {}
+
+type OnChannel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	AtLeast       uint32                 `protobuf:"varint,2,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"` // 0 = 1
+	AtMost        uint32                 `protobuf:"varint,3,opt,name=at_most,json=atMost,proto3" json:"at_most,omitempty"`    // taken when the step starts; 0 = at_least
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OnChannel) Reset() {
+	*x = OnChannel{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OnChannel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OnChannel) ProtoMessage() {}
+
+func (x *OnChannel) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OnChannel.ProtoReflect.Descriptor instead.
+func (*OnChannel) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *OnChannel) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OnChannel) GetAtLeast() uint32 {
+	if x != nil {
+		return x.AtLeast
+	}
+	return 0
+}
+
+func (x *OnChannel) GetAtMost() uint32 {
+	if x != nil {
+		return x.AtMost
+	}
+	return 0
+}
+
+// OnFlow waits for a child flow to close; start is sent when the wait begins.
+type OnFlow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FlowId        string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
+	Start         *StartFlow             `protobuf:"bytes,2,opt,name=start,proto3" json:"start,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OnFlow) Reset() {
+	*x = OnFlow{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OnFlow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OnFlow) ProtoMessage() {}
+
+func (x *OnFlow) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OnFlow.ProtoReflect.Descriptor instead.
+func (*OnFlow) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *OnFlow) GetFlowId() string {
+	if x != nil {
+		return x.FlowId
+	}
+	return ""
+}
+
+func (x *OnFlow) GetStart() *StartFlow {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+// ConditionState is what has become of a condition of a waiting step.
+type ConditionState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Done          bool                   `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`                                    // holds: the timer fired, the child closed, or the messages were taken
+	Messages      uint32                 `protobuf:"varint,2,opt,name=messages,proto3" json:"messages,omitempty"`                            // how many of the step's matched messages are of it
+	DueUs         int64                  `protobuf:"varint,3,opt,name=due_us,json=dueUs,proto3" json:"due_us,omitempty"`                     // a timer's
+	Status        Status                 `protobuf:"varint,4,opt,name=status,proto3,enum=perdure.journal.v1.Status" json:"status,omitempty"` // a child's
+	Output        []byte                 `protobuf:"bytes,5,opt,name=output,proto3" json:"output,omitempty"`
+	Error         string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	RunId         string                 `protobuf:"bytes,7,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConditionState) Reset() {
+	*x = ConditionState{}
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConditionState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConditionState) ProtoMessage() {}
+
+func (x *ConditionState) ProtoReflect() protoreflect.Message {
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConditionState.ProtoReflect.Descriptor instead.
+func (*ConditionState) Descriptor() ([]byte, []int) {
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ConditionState) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *ConditionState) GetMessages() uint32 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+func (x *ConditionState) GetDueUs() int64 {
+	if x != nil {
+		return x.DueUs
+	}
+	return 0
+}
+
+func (x *ConditionState) GetStatus() Status {
+	if x != nil {
+		return x.Status
+	}
+	return Status_RUNNING
+}
+
+func (x *ConditionState) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *ConditionState) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ConditionState) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+type RetryPolicy struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	MaxAttempts     uint32                 `protobuf:"varint,1,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"` // 0 or 1 = no retry
+	InitialUs       int64                  `protobuf:"varint,2,opt,name=initial_us,json=initialUs,proto3" json:"initial_us,omitempty"`       // doubles each time, or see backoff_permille
+	MaxUs           int64                  `protobuf:"varint,3,opt,name=max_us,json=maxUs,proto3" json:"max_us,omitempty"`
+	TotalUs         int64                  `protobuf:"varint,4,opt,name=total_us,json=totalUs,proto3" json:"total_us,omitempty"`                         // 0 = unbounded; from the first start
+	BackoffPermille uint32                 `protobuf:"varint,5,opt,name=backoff_permille,json=backoffPermille,proto3" json:"backoff_permille,omitempty"` // the factor times 1000; 0 = 2000
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
 func (x *RetryPolicy) Reset() {
 	*x = RetryPolicy{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[15]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +3350,7 @@ func (x *RetryPolicy) String() string {
 func (*RetryPolicy) ProtoMessage() {}
 
 func (x *RetryPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[15]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +3363,7 @@ func (x *RetryPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPolicy.ProtoReflect.Descriptor instead.
 func (*RetryPolicy) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{15}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RetryPolicy) GetMaxAttempts() uint32 {
@@ -1306,6 +3394,13 @@ func (x *RetryPolicy) GetTotalUs() int64 {
 	return 0
 }
 
+func (x *RetryPolicy) GetBackoffPermille() uint32 {
+	if x != nil {
+		return x.BackoffPermille
+	}
+	return 0
+}
+
 // Flow is the whole durable state of one flow, but for its event log.
 type Flow struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -1325,13 +3420,30 @@ type Flow struct {
 	ExpireUs       int64                  `protobuf:"varint,14,opt,name=expire_us,json=expireUs,proto3" json:"expire_us,omitempty"` // when the retention timer is due; 0 = none
 	StartRequestId string                 `protobuf:"bytes,15,opt,name=start_request_id,json=startRequestId,proto3" json:"start_request_id,omitempty"`
 	ItemCount      uint64                 `protobuf:"varint,16,opt,name=item_count,json=itemCount,proto3" json:"item_count,omitempty"`
+	Status         Status                 `protobuf:"varint,17,opt,name=status,proto3,enum=perdure.journal.v1.Status" json:"status,omitempty"`
+	Closes         bool                   `protobuf:"varint,18,opt,name=closes,proto3" json:"closes,omitempty"` // see StartFlow
+	Output         []byte                 `protobuf:"bytes,19,opt,name=output,proto3" json:"output,omitempty"`
+	Error          string                 `protobuf:"bytes,20,opt,name=error,proto3" json:"error,omitempty"`
+	ClosedUs       int64                  `protobuf:"varint,21,opt,name=closed_us,json=closedUs,proto3" json:"closed_us,omitempty"`
+	TimeoutAtUs    int64                  `protobuf:"varint,22,opt,name=timeout_at_us,json=timeoutAtUs,proto3" json:"timeout_at_us,omitempty"` // 0 = none
+	GraceAtUs      int64                  `protobuf:"varint,23,opt,name=grace_at_us,json=graceAtUs,proto3" json:"grace_at_us,omitempty"`       // a cancel is under way and closes the run then; 0 = none
+	StopReason     string                 `protobuf:"bytes,24,opt,name=stop_reason,json=stopReason,proto3" json:"stop_reason,omitempty"`
+	Closing        *Close                 `protobuf:"bytes,25,opt,name=closing,proto3" json:"closing,omitempty"` // GRACEFUL was asked for
+	Priority       uint32                 `protobuf:"varint,26,opt,name=priority,proto3" json:"priority,omitempty"`
+	Outbox         []*Outgoing            `protobuf:"bytes,27,rep,name=outbox,proto3" json:"outbox,omitempty"` // oldest first
+	NextOutgoing   uint64                 `protobuf:"varint,28,opt,name=next_outgoing,json=nextOutgoing,proto3" json:"next_outgoing,omitempty"`
+	Parents        []*Link                `protobuf:"bytes,29,rep,name=parents,proto3" json:"parents,omitempty"`                                   // told when the run closes
+	AttributesLsn  uint64                 `protobuf:"varint,30,opt,name=attributes_lsn,json=attributesLsn,proto3" json:"attributes_lsn,omitempty"` // the newest change of an attribute
+	RunStart       *Cursor                `protobuf:"bytes,31,opt,name=run_start,json=runStart,proto3" json:"run_start,omitempty"`                 // the run's first event; older ones are of former runs
+	StepsDone      uint64                 `protobuf:"varint,32,opt,name=steps_done,json=stepsDone,proto3" json:"steps_done,omitempty"`             // of this run
+	Trace          []byte                 `protobuf:"bytes,33,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[16]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +3455,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[16]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +3468,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{16}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Flow) GetId() string {
@@ -1471,6 +3583,125 @@ func (x *Flow) GetItemCount() uint64 {
 	return 0
 }
 
+func (x *Flow) GetStatus() Status {
+	if x != nil {
+		return x.Status
+	}
+	return Status_RUNNING
+}
+
+func (x *Flow) GetCloses() bool {
+	if x != nil {
+		return x.Closes
+	}
+	return false
+}
+
+func (x *Flow) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *Flow) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Flow) GetClosedUs() int64 {
+	if x != nil {
+		return x.ClosedUs
+	}
+	return 0
+}
+
+func (x *Flow) GetTimeoutAtUs() int64 {
+	if x != nil {
+		return x.TimeoutAtUs
+	}
+	return 0
+}
+
+func (x *Flow) GetGraceAtUs() int64 {
+	if x != nil {
+		return x.GraceAtUs
+	}
+	return 0
+}
+
+func (x *Flow) GetStopReason() string {
+	if x != nil {
+		return x.StopReason
+	}
+	return ""
+}
+
+func (x *Flow) GetClosing() *Close {
+	if x != nil {
+		return x.Closing
+	}
+	return nil
+}
+
+func (x *Flow) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *Flow) GetOutbox() []*Outgoing {
+	if x != nil {
+		return x.Outbox
+	}
+	return nil
+}
+
+func (x *Flow) GetNextOutgoing() uint64 {
+	if x != nil {
+		return x.NextOutgoing
+	}
+	return 0
+}
+
+func (x *Flow) GetParents() []*Link {
+	if x != nil {
+		return x.Parents
+	}
+	return nil
+}
+
+func (x *Flow) GetAttributesLsn() uint64 {
+	if x != nil {
+		return x.AttributesLsn
+	}
+	return 0
+}
+
+func (x *Flow) GetRunStart() *Cursor {
+	if x != nil {
+		return x.RunStart
+	}
+	return nil
+}
+
+func (x *Flow) GetStepsDone() uint64 {
+	if x != nil {
+		return x.StepsDone
+	}
+	return 0
+}
+
+func (x *Flow) GetTrace() []byte {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
 type Channel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1481,7 +3712,7 @@ type Channel struct {
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[17]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +3724,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[17]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +3737,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{17}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Channel) GetName() string {
@@ -1534,7 +3765,7 @@ type Message struct {
 
 func (x *Message) Reset() {
 	*x = Message{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[18]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +3777,7 @@ func (x *Message) String() string {
 func (*Message) ProtoMessage() {}
 
 func (x *Message) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[18]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +3790,7 @@ func (x *Message) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Message.ProtoReflect.Descriptor instead.
 func (*Message) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{18}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Message) GetId() string {
@@ -1588,13 +3819,14 @@ type Request struct {
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	MessageId     string                 `protobuf:"bytes,2,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
 	PayloadHash   uint64                 `protobuf:"fixed64,3,opt,name=payload_hash,json=payloadHash,proto3" json:"payload_hash,omitempty"` // xxHash64 of the payload; 0 = not known
+	Output        []byte                 `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`                                // of an Update
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[19]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +3838,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[19]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +3851,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{19}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Request) GetRequestId() string {
@@ -1643,6 +3875,13 @@ func (x *Request) GetPayloadHash() uint64 {
 	return 0
 }
 
+func (x *Request) GetOutput() []byte {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
 // Step is one step execution.
 type Step struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1658,13 +3897,17 @@ type Step struct {
 	RetryAtUs     int64                  `protobuf:"varint,10,opt,name=retry_at_us,json=retryAtUs,proto3" json:"retry_at_us,omitempty"`
 	Cancel        bool                   `protobuf:"varint,11,opt,name=cancel,proto3" json:"cancel,omitempty"`
 	CancelReason  string                 `protobuf:"bytes,12,opt,name=cancel_reason,json=cancelReason,proto3" json:"cancel_reason,omitempty"`
+	Executing     bool                   `protobuf:"varint,13,opt,name=executing,proto3" json:"executing,omitempty"`  // of a step with wait_for: the wait is over, attempts call Execute
+	Conditions    []*ConditionState      `protobuf:"bytes,14,rep,name=conditions,proto3" json:"conditions,omitempty"` // of spec.wait.conditions, in order
+	Checkpoint    []byte                 `protobuf:"bytes,15,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	QueuedUs      int64                  `protobuf:"varint,16,opt,name=queued_us,json=queuedUs,proto3" json:"queued_us,omitempty"` // since when it waits for a slot
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[20]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +3919,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[20]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +3932,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{20}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Step) GetExec() uint64 {
@@ -1776,6 +4019,34 @@ func (x *Step) GetCancelReason() string {
 	return ""
 }
 
+func (x *Step) GetExecuting() bool {
+	if x != nil {
+		return x.Executing
+	}
+	return false
+}
+
+func (x *Step) GetConditions() []*ConditionState {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+func (x *Step) GetCheckpoint() []byte {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+func (x *Step) GetQueuedUs() int64 {
+	if x != nil {
+		return x.QueuedUs
+	}
+	return 0
+}
+
 // Cursor orders the events of a partition.
 type Cursor struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1787,7 +4058,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[21]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +4070,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[21]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +4083,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{21}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Cursor) GetLsn() uint64 {
@@ -1841,14 +4112,17 @@ type Event struct {
 	Exec          uint64                 `protobuf:"varint,7,opt,name=exec,proto3" json:"exec,omitempty"`
 	Attempt       uint32                 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Data          []byte                 `protobuf:"bytes,9,opt,name=data,proto3" json:"data,omitempty"`
-	Items         [][]byte               `protobuf:"bytes,10,rep,name=items,proto3" json:"items,omitempty"` // the flow's conversation is the items of its events, in order
+	Items         [][]byte               `protobuf:"bytes,10,rep,name=items,proto3" json:"items,omitempty"`           // the flow's conversation is the items of its events, in order
+	Attributes    []*Attribute           `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"` // what the entry set; one without value and blob was removed
+	Spec          *StepSpec              `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`             // of a step.started: what was started, for a reset
+	Next          []string               `protobuf:"bytes,13,rep,name=next,proto3" json:"next,omitempty"`             // of a step.completed: the steps that it led to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[22]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +4134,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_perdure_journal_v1_journal_proto_msgTypes[22]
+	mi := &file_perdure_journal_v1_journal_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +4147,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{22}
+	return file_perdure_journal_v1_journal_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetLsn() uint64 {
@@ -1946,18 +4220,40 @@ func (x *Event) GetItems() [][]byte {
 	return nil
 }
 
+func (x *Event) GetAttributes() []*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *Event) GetSpec() *StepSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *Event) GetNext() []string {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
 var File_perdure_journal_v1_journal_proto protoreflect.FileDescriptor
 
 const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	" perdure/journal/v1/journal.proto\x12\x12perdure.journal.v1\"\x9d\x05\n" +
+	" perdure/journal/v1/journal.proto\x12\x12perdure.journal.v1\"\xf3\t\n" +
 	"\x05Entry\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x10\n" +
 	"\x03lsn\x18\x02 \x01(\x04R\x03lsn\x12\x17\n" +
 	"\atime_us\x18\x03 \x01(\x03R\x06timeUs\x12\x12\n" +
 	"\x04seed\x18\x04 \x01(\x04R\x04seed\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x17\n" +
-	"\aflow_id\x18\x06 \x01(\tR\x06flowId\x12>\n" +
+	"\aflow_id\x18\x06 \x01(\tR\x06flowId\x12\x14\n" +
+	"\x05slots\x18\a \x01(\rR\x05slots\x12>\n" +
 	"\n" +
 	"start_flow\x18\n" +
 	" \x01(\v2\x1d.perdure.journal.v1.StartFlowH\x00R\tstartFlow\x127\n" +
@@ -1972,8 +4268,21 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"fire_timer\x18\x0f \x01(\v2\x1d.perdure.journal.v1.FireTimerH\x00R\tfireTimer\x12A\n" +
 	"\vdelete_flow\x18\x10 \x01(\v2\x1e.perdure.journal.v1.DeleteFlowH\x00R\n" +
 	"deleteFlow\x12J\n" +
-	"\x0eset_attributes\x18\x11 \x01(\v2!.perdure.journal.v1.SetAttributesH\x00R\rsetAttributesB\t\n" +
-	"\acommand\"\xa1\x02\n" +
+	"\x0eset_attributes\x18\x11 \x01(\v2!.perdure.journal.v1.SetAttributesH\x00R\rsetAttributes\x12;\n" +
+	"\tstop_flow\x18\x12 \x01(\v2\x1c.perdure.journal.v1.StopFlowH\x00R\bstopFlow\x12D\n" +
+	"\fstart_queued\x18\x13 \x01(\v2\x1f.perdure.journal.v1.StartQueuedH\x00R\vstartQueued\x124\n" +
+	"\x06update\x18\x14 \x01(\v2\x1a.perdure.journal.v1.UpdateH\x00R\x06update\x12@\n" +
+	"\n" +
+	"checkpoint\x18\x15 \x01(\v2\x1e.perdure.journal.v1.CheckpointH\x00R\n" +
+	"checkpoint\x12>\n" +
+	"\n" +
+	"skip_timer\x18\x16 \x01(\v2\x1d.perdure.journal.v1.SkipTimerH\x00R\tskipTimer\x12G\n" +
+	"\rdrop_messages\x18\x17 \x01(\v2 .perdure.journal.v1.DropMessagesH\x00R\fdropMessages\x121\n" +
+	"\x05reset\x18\x18 \x01(\v2\x19.perdure.journal.v1.ResetH\x00R\x05reset\x12D\n" +
+	"\fchild_closed\x18\x19 \x01(\v2\x1f.perdure.journal.v1.ChildClosedH\x00R\vchildClosed\x12A\n" +
+	"\voutbox_done\x18\x1a \x01(\v2\x1e.perdure.journal.v1.OutboxDoneH\x00R\n" +
+	"outboxDoneB\t\n" +
+	"\acommand\"\xe0\x04\n" +
 	"\tStartFlow\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12=\n" +
 	"\n" +
@@ -1984,7 +4293,29 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\apublish\x18\x05 \x03(\v2\x1b.perdure.journal.v1.PublishR\apublish\x12!\n" +
 	"\fretention_us\x18\x06 \x01(\x03R\vretentionUs\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\a \x01(\tR\trequestId\"\xec\x01\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x129\n" +
+	"\x05reuse\x18\b \x01(\x0e2#.perdure.journal.v1.StartFlow.ReuseR\x05reuse\x12\x19\n" +
+	"\bdelay_us\x18\t \x01(\x03R\adelayUs\x12\x1d\n" +
+	"\n" +
+	"timeout_us\x18\n" +
+	" \x01(\x03R\ttimeoutUs\x12\x1a\n" +
+	"\bpriority\x18\v \x01(\rR\bpriority\x12\x16\n" +
+	"\x06closes\x18\f \x01(\bR\x06closes\x120\n" +
+	"\x06parent\x18\r \x01(\v2\x18.perdure.journal.v1.LinkR\x06parent\x12\x14\n" +
+	"\x05trace\x18\x0e \x01(\fR\x05trace\"L\n" +
+	"\x05Reuse\x12\n" +
+	"\n" +
+	"\x06REFUSE\x10\x00\x12\r\n" +
+	"\tIF_CLOSED\x10\x01\x12\r\n" +
+	"\tIF_FAILED\x10\x02\x12\r\n" +
+	"\tTERMINATE\x10\x03\x12\n" +
+	"\n" +
+	"\x06ATTACH\x10\x04\"h\n" +
+	"\x04Link\x12\x17\n" +
+	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x15\n" +
+	"\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x12\n" +
+	"\x04exec\x18\x03 \x01(\x04R\x04exec\x12\x1c\n" +
+	"\tcondition\x18\x04 \x01(\rR\tcondition\"\xec\x01\n" +
 	"\aPublish\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12;\n" +
@@ -1997,7 +4328,94 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\aENQUEUE\x10\x00\x12\n" +
 	"\n" +
 	"\x06REJECT\x10\x01\x12\r\n" +
-	"\tINTERRUPT\x10\x02\"P\n" +
+	"\tINTERRUPT\x10\x02\"\x94\x02\n" +
+	"\x04Send\x12\x17\n" +
+	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x125\n" +
+	"\x05start\x18\x02 \x01(\v2\x1d.perdure.journal.v1.StartFlowH\x00R\x05start\x127\n" +
+	"\apublish\x18\x03 \x01(\v2\x1b.perdure.journal.v1.PublishH\x00R\apublish\x12D\n" +
+	"\fchild_closed\x18\x04 \x01(\v2\x1f.perdure.journal.v1.ChildClosedH\x00R\vchildClosed\x122\n" +
+	"\x04stop\x18\x05 \x01(\v2\x1c.perdure.journal.v1.StopFlowH\x00R\x04stopB\t\n" +
+	"\acommand\"z\n" +
+	"\bOutgoing\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12,\n" +
+	"\x04send\x18\x02 \x01(\v2\x18.perdure.journal.v1.SendR\x04send\x12\x12\n" +
+	"\x04exec\x18\x03 \x01(\x04R\x04exec\x12\x1c\n" +
+	"\tcondition\x18\x04 \x01(\rR\tcondition\"I\n" +
+	"\n" +
+	"OutboxDone\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x15\n" +
+	"\x06run_id\x18\x03 \x01(\tR\x05runId\"\xb4\x01\n" +
+	"\bStopFlow\x122\n" +
+	"\x03how\x18\x01 \x01(\x0e2 .perdure.journal.v1.StopFlow.HowR\x03how\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x19\n" +
+	"\bgrace_us\x18\x03 \x01(\x03R\agraceUs\x12\x15\n" +
+	"\x06run_id\x18\x04 \x01(\tR\x05runId\"*\n" +
+	"\x03How\x12\n" +
+	"\n" +
+	"\x06CANCEL\x10\x00\x12\r\n" +
+	"\tTERMINATE\x10\x01\x12\b\n" +
+	"\x04FAIL\x10\x02\"!\n" +
+	"\vStartQueued\x12\x12\n" +
+	"\x04exec\x18\x01 \x01(\x04R\x04exec\"\xd5\x03\n" +
+	"\x06Update\x12=\n" +
+	"\n" +
+	"attributes\x18\x01 \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
+	"attributes\x125\n" +
+	"\apublish\x18\x02 \x03(\v2\x1b.perdure.journal.v1.PublishR\apublish\x120\n" +
+	"\x04next\x18\x03 \x03(\v2\x1c.perdure.journal.v1.StepSpecR\x04next\x12.\n" +
+	"\x05sends\x18\x04 \x03(\v2\x18.perdure.journal.v1.SendR\x05sends\x124\n" +
+	"\x06events\x18\x05 \x03(\v2\x1c.perdure.journal.v1.NewEventR\x06events\x12*\n" +
+	"\x11if_attributes_lsn\x18\x06 \x01(\x04R\x0fifAttributesLsn\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x12\x16\n" +
+	"\x06output\x18\b \x01(\fR\x06output\x12\x12\n" +
+	"\x04name\x18\t \x01(\tR\x04name\x12\x15\n" +
+	"\x06run_id\x18\n" +
+	" \x01(\tR\x05runId\x12/\n" +
+	"\x05close\x18\v \x01(\v2\x19.perdure.journal.v1.CloseR\x05close\"m\n" +
+	"\n" +
+	"Checkpoint\x12\x12\n" +
+	"\x04exec\x18\x01 \x01(\x04R\x04exec\x127\n" +
+	"\aattempt\x18\x02 \x01(\v2\x1d.perdure.journal.v1.AttemptIDR\aattempt\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"Q\n" +
+	"\tSkipTimer\x12\x12\n" +
+	"\x04exec\x18\x01 \x01(\x04R\x04exec\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\tR\x04step\x12\x1c\n" +
+	"\tcondition\x18\x03 \x01(\tR\tcondition\":\n" +
+	"\fDropMessages\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\tR\achannel\x12\x10\n" +
+	"\x03ids\x18\x02 \x03(\tR\x03ids\"\xc9\x02\n" +
+	"\x05Reset\x12\x12\n" +
+	"\x04exec\x18\x01 \x01(\x04R\x04exec\x12*\n" +
+	"\x02to\x18\x02 \x01(\v2\x1a.perdure.journal.v1.CursorR\x02to\x12>\n" +
+	"\rif_last_event\x18\x03 \x01(\v2\x1a.perdure.journal.v1.CursorR\vifLastEvent\x12=\n" +
+	"\n" +
+	"attributes\x18\x04 \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
+	"attributes\x122\n" +
+	"\x05steps\x18\x05 \x03(\v2\x1c.perdure.journal.v1.StepSpecR\x05steps\x125\n" +
+	"\apublish\x18\x06 \x03(\v2\x1b.perdure.journal.v1.PublishR\apublish\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xd1\x01\n" +
+	"\vChildClosed\x12\x12\n" +
+	"\x04exec\x18\x01 \x01(\x04R\x04exec\x12\x1c\n" +
+	"\tcondition\x18\x02 \x01(\rR\tcondition\x12\x17\n" +
+	"\aflow_id\x18\x03 \x01(\tR\x06flowId\x12\x15\n" +
+	"\x06run_id\x18\x04 \x01(\tR\x05runId\x122\n" +
+	"\x06status\x18\x05 \x01(\x0e2\x1a.perdure.journal.v1.StatusR\x06status\x12\x16\n" +
+	"\x06output\x18\x06 \x01(\fR\x06output\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"\x80\x02\n" +
+	"\x05Close\x12/\n" +
+	"\x03how\x18\x01 \x01(\x0e2\x1d.perdure.journal.v1.Close.HowR\x03how\x12\x16\n" +
+	"\x06output\x18\x02 \x01(\fR\x06output\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x1a\n" +
+	"\bchannels\x18\x04 \x03(\tR\bchannels\x12:\n" +
+	"\totherwise\x18\x05 \x01(\v2\x1c.perdure.journal.v1.StepSpecR\totherwise\"@\n" +
+	"\x03How\x12\b\n" +
+	"\x04NONE\x10\x00\x12\f\n" +
+	"\bGRACEFUL\x10\x01\x12\t\n" +
+	"\x05FORCE\x10\x02\x12\b\n" +
+	"\x04FAIL\x10\x03\x12\f\n" +
+	"\bIF_EMPTY\x10\x04\"P\n" +
 	"\x06Cancel\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x18\n" +
 	"\achannel\x18\x02 \x01(\tR\achannel\x12\x16\n" +
@@ -2005,7 +4423,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\tAttemptID\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
 	"\x03lsn\x18\x02 \x01(\x04R\x03lsn\x12\f\n" +
-	"\x01n\x18\x03 \x01(\rR\x01n\"\xe8\x02\n" +
+	"\x01n\x18\x03 \x01(\rR\x01n\"\xf5\x04\n" +
 	"\n" +
 	"StepResult\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x127\n" +
@@ -2016,19 +4434,34 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"attributes\x18\x06 \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
 	"attributes\x12/\n" +
-	"\x05retry\x18\a \x01(\v2\x19.perdure.journal.v1.RetryR\x05retry\"8\n" +
+	"\x05retry\x18\a \x01(\v2\x19.perdure.journal.v1.RetryR\x05retry\x12,\n" +
+	"\x04wait\x18\b \x01(\v2\x18.perdure.journal.v1.WaitR\x04wait\x12\x16\n" +
+	"\x06locals\x18\t \x01(\fR\x06locals\x12/\n" +
+	"\x05close\x18\n" +
+	" \x01(\v2\x19.perdure.journal.v1.CloseR\x05close\x12.\n" +
+	"\x05sends\x18\v \x03(\v2\x18.perdure.journal.v1.SendR\x05sends\x12!\n" +
+	"\fcancel_steps\x18\f \x03(\tR\vcancelSteps\x12!\n" +
+	"\fcancel_execs\x18\r \x03(\x04R\vcancelExecs\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x0e \x01(\fR\n" +
+	"checkpoint\"j\n" +
 	"\x05Retry\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\x12\x19\n" +
-	"\bafter_us\x18\x02 \x01(\x03R\aafterUs\"H\n" +
+	"\bafter_us\x18\x02 \x01(\x03R\aafterUs\x12\x1c\n" +
+	"\tpermanent\x18\x03 \x01(\bR\tpermanent\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\"H\n" +
 	"\bNewEvent\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
-	"\x05items\x18\x03 \x03(\fR\x05items\"q\n" +
+	"\x05items\x18\x03 \x03(\fR\x05items\"\x91\x01\n" +
 	"\n" +
 	"Redispatch\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x127\n" +
 	"\aattempt\x18\x02 \x01(\v2\x1d.perdure.journal.v1.AttemptIDR\aattempt\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x1f\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x04 \x01(\fR\n" +
+	"checkpoint\"\x1f\n" +
 	"\tFireTimer\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\"$\n" +
 	"\n" +
@@ -2037,26 +4470,79 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\rSetAttributes\x12=\n" +
 	"\n" +
 	"attributes\x18\x01 \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
-	"attributes\"5\n" +
+	"attributes\"\xf2\x01\n" +
 	"\tAttribute\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"\xb5\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\x12\x10\n" +
+	"\x03lsn\x18\x03 \x01(\x04R\x03lsn\x129\n" +
+	"\x05index\x18\x04 \x01(\x0e2#.perdure.journal.v1.Attribute.IndexR\x05index\x12\x12\n" +
+	"\x04blob\x18\x05 \x01(\tR\x04blob\x12\x12\n" +
+	"\x04size\x18\x06 \x01(\x04R\x04size\"F\n" +
+	"\x05Index\x12\b\n" +
+	"\x04NONE\x10\x00\x12\v\n" +
+	"\aKEYWORD\x10\x01\x12\a\n" +
+	"\x03INT\x10\x02\x12\t\n" +
+	"\x05FLOAT\x10\x03\x12\b\n" +
+	"\x04BOOL\x10\x04\x12\b\n" +
+	"\x04TIME\x10\x05\"\x87\x04\n" +
 	"\bStepSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\fR\x05input\x12,\n" +
 	"\x04wait\x18\x03 \x01(\v2\x18.perdure.journal.v1.WaitR\x04wait\x125\n" +
 	"\x05retry\x18\x04 \x01(\v2\x1f.perdure.journal.v1.RetryPolicyR\x05retry\x12\x1a\n" +
-	"\bprefetch\x18\x05 \x01(\bR\bprefetch\"J\n" +
+	"\bprefetch\x18\x05 \x01(\bR\bprefetch\x12\x19\n" +
+	"\bwait_for\x18\x06 \x01(\bR\awaitFor\x12\x14\n" +
+	"\x05async\x18\a \x01(\bR\x05async\x126\n" +
+	"\arecover\x18\b \x01(\v2\x1c.perdure.journal.v1.StepSpecR\arecover\x12\x1d\n" +
+	"\n" +
+	"timeout_us\x18\t \x01(\x03R\ttimeoutUs\x12!\n" +
+	"\fheartbeat_us\x18\n" +
+	" \x01(\x03R\vheartbeatUs\x12\x16\n" +
+	"\x06locals\x18\v \x01(\fR\x06locals\x12'\n" +
+	"\x0fconcurrency_key\x18\f \x01(\tR\x0econcurrencyKey\x12+\n" +
+	"\x11concurrency_limit\x18\r \x01(\rR\x10concurrencyLimit\x12\x1d\n" +
+	"\n" +
+	"input_blob\x18\x0e \x01(\tR\tinputBlob\x12\x18\n" +
+	"\afailure\x18\x0f \x01(\tR\afailure\"\xce\x01\n" +
 	"\x04Wait\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x12\n" +
-	"\x04idle\x18\x03 \x01(\bR\x04idle\"\x81\x01\n" +
+	"\x04idle\x18\x03 \x01(\bR\x04idle\x12=\n" +
+	"\n" +
+	"conditions\x18\x04 \x03(\v2\x1d.perdure.journal.v1.ConditionR\n" +
+	"conditions\x12C\n" +
+	"\fcombinations\x18\x05 \x03(\v2\x1f.perdure.journal.v1.CombinationR\fcombinations\"\x1d\n" +
+	"\vCombination\x12\x0e\n" +
+	"\x02of\x18\x01 \x03(\rR\x02of\"\xc6\x01\n" +
+	"\tCondition\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
+	"\achannel\x18\x02 \x01(\v2\x1d.perdure.journal.v1.OnChannelH\x00R\achannel\x12\x1b\n" +
+	"\btimer_us\x18\x03 \x01(\x03H\x00R\atimerUs\x120\n" +
+	"\x04flow\x18\x04 \x01(\v2\x1a.perdure.journal.v1.OnFlowH\x00R\x04flow\x12\x15\n" +
+	"\x05at_us\x18\x05 \x01(\x03H\x00R\x04atUsB\x04\n" +
+	"\x02on\"S\n" +
+	"\tOnChannel\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bat_least\x18\x02 \x01(\rR\aatLeast\x12\x17\n" +
+	"\aat_most\x18\x03 \x01(\rR\x06atMost\"V\n" +
+	"\x06OnFlow\x12\x17\n" +
+	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x123\n" +
+	"\x05start\x18\x02 \x01(\v2\x1d.perdure.journal.v1.StartFlowR\x05start\"\xd0\x01\n" +
+	"\x0eConditionState\x12\x12\n" +
+	"\x04done\x18\x01 \x01(\bR\x04done\x12\x1a\n" +
+	"\bmessages\x18\x02 \x01(\rR\bmessages\x12\x15\n" +
+	"\x06due_us\x18\x03 \x01(\x03R\x05dueUs\x122\n" +
+	"\x06status\x18\x04 \x01(\x0e2\x1a.perdure.journal.v1.StatusR\x06status\x12\x16\n" +
+	"\x06output\x18\x05 \x01(\fR\x06output\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12\x15\n" +
+	"\x06run_id\x18\a \x01(\tR\x05runId\"\xac\x01\n" +
 	"\vRetryPolicy\x12!\n" +
 	"\fmax_attempts\x18\x01 \x01(\rR\vmaxAttempts\x12\x1d\n" +
 	"\n" +
 	"initial_us\x18\x02 \x01(\x03R\tinitialUs\x12\x15\n" +
 	"\x06max_us\x18\x03 \x01(\x03R\x05maxUs\x12\x19\n" +
-	"\btotal_us\x18\x04 \x01(\x03R\atotalUs\"\xe2\x04\n" +
+	"\btotal_us\x18\x04 \x01(\x03R\atotalUs\x12)\n" +
+	"\x10backoff_permille\x18\x05 \x01(\rR\x0fbackoffPermille\"\xd3\t\n" +
 	"\x04Flow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x15\n" +
@@ -2081,20 +4567,40 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\texpire_us\x18\x0e \x01(\x03R\bexpireUs\x12(\n" +
 	"\x10start_request_id\x18\x0f \x01(\tR\x0estartRequestId\x12\x1d\n" +
 	"\n" +
-	"item_count\x18\x10 \x01(\x04R\titemCount\"T\n" +
+	"item_count\x18\x10 \x01(\x04R\titemCount\x122\n" +
+	"\x06status\x18\x11 \x01(\x0e2\x1a.perdure.journal.v1.StatusR\x06status\x12\x16\n" +
+	"\x06closes\x18\x12 \x01(\bR\x06closes\x12\x16\n" +
+	"\x06output\x18\x13 \x01(\fR\x06output\x12\x14\n" +
+	"\x05error\x18\x14 \x01(\tR\x05error\x12\x1b\n" +
+	"\tclosed_us\x18\x15 \x01(\x03R\bclosedUs\x12\"\n" +
+	"\rtimeout_at_us\x18\x16 \x01(\x03R\vtimeoutAtUs\x12\x1e\n" +
+	"\vgrace_at_us\x18\x17 \x01(\x03R\tgraceAtUs\x12\x1f\n" +
+	"\vstop_reason\x18\x18 \x01(\tR\n" +
+	"stopReason\x123\n" +
+	"\aclosing\x18\x19 \x01(\v2\x19.perdure.journal.v1.CloseR\aclosing\x12\x1a\n" +
+	"\bpriority\x18\x1a \x01(\rR\bpriority\x124\n" +
+	"\x06outbox\x18\x1b \x03(\v2\x1c.perdure.journal.v1.OutgoingR\x06outbox\x12#\n" +
+	"\rnext_outgoing\x18\x1c \x01(\x04R\fnextOutgoing\x122\n" +
+	"\aparents\x18\x1d \x03(\v2\x18.perdure.journal.v1.LinkR\aparents\x12%\n" +
+	"\x0eattributes_lsn\x18\x1e \x01(\x04R\rattributesLsn\x127\n" +
+	"\trun_start\x18\x1f \x01(\v2\x1a.perdure.journal.v1.CursorR\brunStart\x12\x1d\n" +
+	"\n" +
+	"steps_done\x18  \x01(\x04R\tstepsDone\x12\x14\n" +
+	"\x05trace\x18! \x01(\fR\x05trace\"T\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\apending\x18\x02 \x03(\v2\x1b.perdure.journal.v1.MessageR\apending\"H\n" +
 	"\aMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x13\n" +
-	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"j\n" +
+	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"\x82\x01\n" +
 	"\aRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
 	"message_id\x18\x02 \x01(\tR\tmessageId\x12!\n" +
-	"\fpayload_hash\x18\x03 \x01(\x06R\vpayloadHash\"\xf1\x03\n" +
+	"\fpayload_hash\x18\x03 \x01(\x06R\vpayloadHash\x12\x16\n" +
+	"\x06output\x18\x04 \x01(\fR\x06output\"\xa9\x05\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x124\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1e.perdure.journal.v1.Step.StateR\x05state\x120\n" +
@@ -2108,14 +4614,25 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\vretry_at_us\x18\n" +
 	" \x01(\x03R\tretryAtUs\x12\x16\n" +
 	"\x06cancel\x18\v \x01(\bR\x06cancel\x12#\n" +
-	"\rcancel_reason\x18\f \x01(\tR\fcancelReason\".\n" +
+	"\rcancel_reason\x18\f \x01(\tR\fcancelReason\x12\x1c\n" +
+	"\texecuting\x18\r \x01(\bR\texecuting\x12B\n" +
+	"\n" +
+	"conditions\x18\x0e \x03(\v2\".perdure.journal.v1.ConditionStateR\n" +
+	"conditions\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x0f \x01(\fR\n" +
+	"checkpoint\x12\x1b\n" +
+	"\tqueued_us\x18\x10 \x01(\x03R\bqueuedUs\"G\n" +
 	"\x05State\x12\v\n" +
 	"\aWAITING\x10\x00\x12\v\n" +
 	"\aSTARTED\x10\x01\x12\v\n" +
-	"\aBACKOFF\x10\x02\"(\n" +
+	"\aBACKOFF\x10\x02\x12\n" +
+	"\n" +
+	"\x06QUEUED\x10\x03\x12\v\n" +
+	"\aDELAYED\x10\x04\"(\n" +
 	"\x06Cursor\x12\x10\n" +
 	"\x03lsn\x18\x01 \x01(\x04R\x03lsn\x12\f\n" +
-	"\x01n\x18\x02 \x01(\rR\x01n\"\xd2\x01\n" +
+	"\x01n\x18\x02 \x01(\rR\x01n\"\xd7\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03lsn\x18\x01 \x01(\x04R\x03lsn\x12\f\n" +
 	"\x01n\x18\x02 \x01(\rR\x01n\x12\x13\n" +
@@ -2127,7 +4644,21 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\aattempt\x18\b \x01(\rR\aattempt\x12\x12\n" +
 	"\x04data\x18\t \x01(\fR\x04data\x12\x14\n" +
 	"\x05items\x18\n" +
-	" \x03(\fR\x05itemsB.Z,github.com/perdure-dev/perdure/internal/wireb\x06proto3"
+	" \x03(\fR\x05items\x12=\n" +
+	"\n" +
+	"attributes\x18\v \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
+	"attributes\x120\n" +
+	"\x04spec\x18\f \x01(\v2\x1c.perdure.journal.v1.StepSpecR\x04spec\x12\x12\n" +
+	"\x04next\x18\r \x03(\tR\x04next*^\n" +
+	"\x06Status\x12\v\n" +
+	"\aRUNNING\x10\x00\x12\r\n" +
+	"\tCOMPLETED\x10\x01\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x02\x12\r\n" +
+	"\tCANCELLED\x10\x03\x12\x0e\n" +
+	"\n" +
+	"TERMINATED\x10\x04\x12\r\n" +
+	"\tTIMED_OUT\x10\x05B.Z,github.com/perdure-dev/perdure/internal/wireb\x06proto3"
 
 var (
 	file_perdure_journal_v1_journal_proto_rawDescOnce sync.Once
@@ -2141,73 +4672,147 @@ func file_perdure_journal_v1_journal_proto_rawDescGZIP() []byte {
 	return file_perdure_journal_v1_journal_proto_rawDescData
 }
 
-var file_perdure_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_perdure_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_perdure_journal_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_perdure_journal_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_perdure_journal_v1_journal_proto_goTypes = []any{
-	(Publish_OnBusy)(0),   // 0: perdure.journal.v1.Publish.OnBusy
-	(Step_State)(0),       // 1: perdure.journal.v1.Step.State
-	(*Entry)(nil),         // 2: perdure.journal.v1.Entry
-	(*StartFlow)(nil),     // 3: perdure.journal.v1.StartFlow
-	(*Publish)(nil),       // 4: perdure.journal.v1.Publish
-	(*Cancel)(nil),        // 5: perdure.journal.v1.Cancel
-	(*AttemptID)(nil),     // 6: perdure.journal.v1.AttemptID
-	(*StepResult)(nil),    // 7: perdure.journal.v1.StepResult
-	(*Retry)(nil),         // 8: perdure.journal.v1.Retry
-	(*NewEvent)(nil),      // 9: perdure.journal.v1.NewEvent
-	(*Redispatch)(nil),    // 10: perdure.journal.v1.Redispatch
-	(*FireTimer)(nil),     // 11: perdure.journal.v1.FireTimer
-	(*DeleteFlow)(nil),    // 12: perdure.journal.v1.DeleteFlow
-	(*SetAttributes)(nil), // 13: perdure.journal.v1.SetAttributes
-	(*Attribute)(nil),     // 14: perdure.journal.v1.Attribute
-	(*StepSpec)(nil),      // 15: perdure.journal.v1.StepSpec
-	(*Wait)(nil),          // 16: perdure.journal.v1.Wait
-	(*RetryPolicy)(nil),   // 17: perdure.journal.v1.RetryPolicy
-	(*Flow)(nil),          // 18: perdure.journal.v1.Flow
-	(*Channel)(nil),       // 19: perdure.journal.v1.Channel
-	(*Message)(nil),       // 20: perdure.journal.v1.Message
-	(*Request)(nil),       // 21: perdure.journal.v1.Request
-	(*Step)(nil),          // 22: perdure.journal.v1.Step
-	(*Cursor)(nil),        // 23: perdure.journal.v1.Cursor
-	(*Event)(nil),         // 24: perdure.journal.v1.Event
+	(Status)(0),            // 0: perdure.journal.v1.Status
+	(StartFlow_Reuse)(0),   // 1: perdure.journal.v1.StartFlow.Reuse
+	(Publish_OnBusy)(0),    // 2: perdure.journal.v1.Publish.OnBusy
+	(StopFlow_How)(0),      // 3: perdure.journal.v1.StopFlow.How
+	(Close_How)(0),         // 4: perdure.journal.v1.Close.How
+	(Attribute_Index)(0),   // 5: perdure.journal.v1.Attribute.Index
+	(Step_State)(0),        // 6: perdure.journal.v1.Step.State
+	(*Entry)(nil),          // 7: perdure.journal.v1.Entry
+	(*StartFlow)(nil),      // 8: perdure.journal.v1.StartFlow
+	(*Link)(nil),           // 9: perdure.journal.v1.Link
+	(*Publish)(nil),        // 10: perdure.journal.v1.Publish
+	(*Send)(nil),           // 11: perdure.journal.v1.Send
+	(*Outgoing)(nil),       // 12: perdure.journal.v1.Outgoing
+	(*OutboxDone)(nil),     // 13: perdure.journal.v1.OutboxDone
+	(*StopFlow)(nil),       // 14: perdure.journal.v1.StopFlow
+	(*StartQueued)(nil),    // 15: perdure.journal.v1.StartQueued
+	(*Update)(nil),         // 16: perdure.journal.v1.Update
+	(*Checkpoint)(nil),     // 17: perdure.journal.v1.Checkpoint
+	(*SkipTimer)(nil),      // 18: perdure.journal.v1.SkipTimer
+	(*DropMessages)(nil),   // 19: perdure.journal.v1.DropMessages
+	(*Reset)(nil),          // 20: perdure.journal.v1.Reset
+	(*ChildClosed)(nil),    // 21: perdure.journal.v1.ChildClosed
+	(*Close)(nil),          // 22: perdure.journal.v1.Close
+	(*Cancel)(nil),         // 23: perdure.journal.v1.Cancel
+	(*AttemptID)(nil),      // 24: perdure.journal.v1.AttemptID
+	(*StepResult)(nil),     // 25: perdure.journal.v1.StepResult
+	(*Retry)(nil),          // 26: perdure.journal.v1.Retry
+	(*NewEvent)(nil),       // 27: perdure.journal.v1.NewEvent
+	(*Redispatch)(nil),     // 28: perdure.journal.v1.Redispatch
+	(*FireTimer)(nil),      // 29: perdure.journal.v1.FireTimer
+	(*DeleteFlow)(nil),     // 30: perdure.journal.v1.DeleteFlow
+	(*SetAttributes)(nil),  // 31: perdure.journal.v1.SetAttributes
+	(*Attribute)(nil),      // 32: perdure.journal.v1.Attribute
+	(*StepSpec)(nil),       // 33: perdure.journal.v1.StepSpec
+	(*Wait)(nil),           // 34: perdure.journal.v1.Wait
+	(*Combination)(nil),    // 35: perdure.journal.v1.Combination
+	(*Condition)(nil),      // 36: perdure.journal.v1.Condition
+	(*OnChannel)(nil),      // 37: perdure.journal.v1.OnChannel
+	(*OnFlow)(nil),         // 38: perdure.journal.v1.OnFlow
+	(*ConditionState)(nil), // 39: perdure.journal.v1.ConditionState
+	(*RetryPolicy)(nil),    // 40: perdure.journal.v1.RetryPolicy
+	(*Flow)(nil),           // 41: perdure.journal.v1.Flow
+	(*Channel)(nil),        // 42: perdure.journal.v1.Channel
+	(*Message)(nil),        // 43: perdure.journal.v1.Message
+	(*Request)(nil),        // 44: perdure.journal.v1.Request
+	(*Step)(nil),           // 45: perdure.journal.v1.Step
+	(*Cursor)(nil),         // 46: perdure.journal.v1.Cursor
+	(*Event)(nil),          // 47: perdure.journal.v1.Event
 }
 var file_perdure_journal_v1_journal_proto_depIdxs = []int32{
-	3,  // 0: perdure.journal.v1.Entry.start_flow:type_name -> perdure.journal.v1.StartFlow
-	4,  // 1: perdure.journal.v1.Entry.publish:type_name -> perdure.journal.v1.Publish
-	5,  // 2: perdure.journal.v1.Entry.cancel:type_name -> perdure.journal.v1.Cancel
-	7,  // 3: perdure.journal.v1.Entry.step_result:type_name -> perdure.journal.v1.StepResult
-	10, // 4: perdure.journal.v1.Entry.redispatch:type_name -> perdure.journal.v1.Redispatch
-	11, // 5: perdure.journal.v1.Entry.fire_timer:type_name -> perdure.journal.v1.FireTimer
-	12, // 6: perdure.journal.v1.Entry.delete_flow:type_name -> perdure.journal.v1.DeleteFlow
-	13, // 7: perdure.journal.v1.Entry.set_attributes:type_name -> perdure.journal.v1.SetAttributes
-	14, // 8: perdure.journal.v1.StartFlow.attributes:type_name -> perdure.journal.v1.Attribute
-	15, // 9: perdure.journal.v1.StartFlow.steps:type_name -> perdure.journal.v1.StepSpec
-	4,  // 10: perdure.journal.v1.StartFlow.publish:type_name -> perdure.journal.v1.Publish
-	0,  // 11: perdure.journal.v1.Publish.on_busy:type_name -> perdure.journal.v1.Publish.OnBusy
-	6,  // 12: perdure.journal.v1.StepResult.attempt:type_name -> perdure.journal.v1.AttemptID
-	9,  // 13: perdure.journal.v1.StepResult.events:type_name -> perdure.journal.v1.NewEvent
-	15, // 14: perdure.journal.v1.StepResult.next:type_name -> perdure.journal.v1.StepSpec
-	4,  // 15: perdure.journal.v1.StepResult.publish:type_name -> perdure.journal.v1.Publish
-	14, // 16: perdure.journal.v1.StepResult.attributes:type_name -> perdure.journal.v1.Attribute
-	8,  // 17: perdure.journal.v1.StepResult.retry:type_name -> perdure.journal.v1.Retry
-	6,  // 18: perdure.journal.v1.Redispatch.attempt:type_name -> perdure.journal.v1.AttemptID
-	14, // 19: perdure.journal.v1.SetAttributes.attributes:type_name -> perdure.journal.v1.Attribute
-	16, // 20: perdure.journal.v1.StepSpec.wait:type_name -> perdure.journal.v1.Wait
-	17, // 21: perdure.journal.v1.StepSpec.retry:type_name -> perdure.journal.v1.RetryPolicy
-	14, // 22: perdure.journal.v1.Flow.attributes:type_name -> perdure.journal.v1.Attribute
-	19, // 23: perdure.journal.v1.Flow.channels:type_name -> perdure.journal.v1.Channel
-	22, // 24: perdure.journal.v1.Flow.steps:type_name -> perdure.journal.v1.Step
-	23, // 25: perdure.journal.v1.Flow.last_event:type_name -> perdure.journal.v1.Cursor
-	21, // 26: perdure.journal.v1.Flow.requests:type_name -> perdure.journal.v1.Request
-	20, // 27: perdure.journal.v1.Channel.pending:type_name -> perdure.journal.v1.Message
-	1,  // 28: perdure.journal.v1.Step.state:type_name -> perdure.journal.v1.Step.State
-	15, // 29: perdure.journal.v1.Step.spec:type_name -> perdure.journal.v1.StepSpec
-	20, // 30: perdure.journal.v1.Step.matched:type_name -> perdure.journal.v1.Message
-	6,  // 31: perdure.journal.v1.Step.attempt:type_name -> perdure.journal.v1.AttemptID
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	8,  // 0: perdure.journal.v1.Entry.start_flow:type_name -> perdure.journal.v1.StartFlow
+	10, // 1: perdure.journal.v1.Entry.publish:type_name -> perdure.journal.v1.Publish
+	23, // 2: perdure.journal.v1.Entry.cancel:type_name -> perdure.journal.v1.Cancel
+	25, // 3: perdure.journal.v1.Entry.step_result:type_name -> perdure.journal.v1.StepResult
+	28, // 4: perdure.journal.v1.Entry.redispatch:type_name -> perdure.journal.v1.Redispatch
+	29, // 5: perdure.journal.v1.Entry.fire_timer:type_name -> perdure.journal.v1.FireTimer
+	30, // 6: perdure.journal.v1.Entry.delete_flow:type_name -> perdure.journal.v1.DeleteFlow
+	31, // 7: perdure.journal.v1.Entry.set_attributes:type_name -> perdure.journal.v1.SetAttributes
+	14, // 8: perdure.journal.v1.Entry.stop_flow:type_name -> perdure.journal.v1.StopFlow
+	15, // 9: perdure.journal.v1.Entry.start_queued:type_name -> perdure.journal.v1.StartQueued
+	16, // 10: perdure.journal.v1.Entry.update:type_name -> perdure.journal.v1.Update
+	17, // 11: perdure.journal.v1.Entry.checkpoint:type_name -> perdure.journal.v1.Checkpoint
+	18, // 12: perdure.journal.v1.Entry.skip_timer:type_name -> perdure.journal.v1.SkipTimer
+	19, // 13: perdure.journal.v1.Entry.drop_messages:type_name -> perdure.journal.v1.DropMessages
+	20, // 14: perdure.journal.v1.Entry.reset:type_name -> perdure.journal.v1.Reset
+	21, // 15: perdure.journal.v1.Entry.child_closed:type_name -> perdure.journal.v1.ChildClosed
+	13, // 16: perdure.journal.v1.Entry.outbox_done:type_name -> perdure.journal.v1.OutboxDone
+	32, // 17: perdure.journal.v1.StartFlow.attributes:type_name -> perdure.journal.v1.Attribute
+	33, // 18: perdure.journal.v1.StartFlow.steps:type_name -> perdure.journal.v1.StepSpec
+	10, // 19: perdure.journal.v1.StartFlow.publish:type_name -> perdure.journal.v1.Publish
+	1,  // 20: perdure.journal.v1.StartFlow.reuse:type_name -> perdure.journal.v1.StartFlow.Reuse
+	9,  // 21: perdure.journal.v1.StartFlow.parent:type_name -> perdure.journal.v1.Link
+	2,  // 22: perdure.journal.v1.Publish.on_busy:type_name -> perdure.journal.v1.Publish.OnBusy
+	8,  // 23: perdure.journal.v1.Send.start:type_name -> perdure.journal.v1.StartFlow
+	10, // 24: perdure.journal.v1.Send.publish:type_name -> perdure.journal.v1.Publish
+	21, // 25: perdure.journal.v1.Send.child_closed:type_name -> perdure.journal.v1.ChildClosed
+	14, // 26: perdure.journal.v1.Send.stop:type_name -> perdure.journal.v1.StopFlow
+	11, // 27: perdure.journal.v1.Outgoing.send:type_name -> perdure.journal.v1.Send
+	3,  // 28: perdure.journal.v1.StopFlow.how:type_name -> perdure.journal.v1.StopFlow.How
+	32, // 29: perdure.journal.v1.Update.attributes:type_name -> perdure.journal.v1.Attribute
+	10, // 30: perdure.journal.v1.Update.publish:type_name -> perdure.journal.v1.Publish
+	33, // 31: perdure.journal.v1.Update.next:type_name -> perdure.journal.v1.StepSpec
+	11, // 32: perdure.journal.v1.Update.sends:type_name -> perdure.journal.v1.Send
+	27, // 33: perdure.journal.v1.Update.events:type_name -> perdure.journal.v1.NewEvent
+	22, // 34: perdure.journal.v1.Update.close:type_name -> perdure.journal.v1.Close
+	24, // 35: perdure.journal.v1.Checkpoint.attempt:type_name -> perdure.journal.v1.AttemptID
+	46, // 36: perdure.journal.v1.Reset.to:type_name -> perdure.journal.v1.Cursor
+	46, // 37: perdure.journal.v1.Reset.if_last_event:type_name -> perdure.journal.v1.Cursor
+	32, // 38: perdure.journal.v1.Reset.attributes:type_name -> perdure.journal.v1.Attribute
+	33, // 39: perdure.journal.v1.Reset.steps:type_name -> perdure.journal.v1.StepSpec
+	10, // 40: perdure.journal.v1.Reset.publish:type_name -> perdure.journal.v1.Publish
+	0,  // 41: perdure.journal.v1.ChildClosed.status:type_name -> perdure.journal.v1.Status
+	4,  // 42: perdure.journal.v1.Close.how:type_name -> perdure.journal.v1.Close.How
+	33, // 43: perdure.journal.v1.Close.otherwise:type_name -> perdure.journal.v1.StepSpec
+	24, // 44: perdure.journal.v1.StepResult.attempt:type_name -> perdure.journal.v1.AttemptID
+	27, // 45: perdure.journal.v1.StepResult.events:type_name -> perdure.journal.v1.NewEvent
+	33, // 46: perdure.journal.v1.StepResult.next:type_name -> perdure.journal.v1.StepSpec
+	10, // 47: perdure.journal.v1.StepResult.publish:type_name -> perdure.journal.v1.Publish
+	32, // 48: perdure.journal.v1.StepResult.attributes:type_name -> perdure.journal.v1.Attribute
+	26, // 49: perdure.journal.v1.StepResult.retry:type_name -> perdure.journal.v1.Retry
+	34, // 50: perdure.journal.v1.StepResult.wait:type_name -> perdure.journal.v1.Wait
+	22, // 51: perdure.journal.v1.StepResult.close:type_name -> perdure.journal.v1.Close
+	11, // 52: perdure.journal.v1.StepResult.sends:type_name -> perdure.journal.v1.Send
+	24, // 53: perdure.journal.v1.Redispatch.attempt:type_name -> perdure.journal.v1.AttemptID
+	32, // 54: perdure.journal.v1.SetAttributes.attributes:type_name -> perdure.journal.v1.Attribute
+	5,  // 55: perdure.journal.v1.Attribute.index:type_name -> perdure.journal.v1.Attribute.Index
+	34, // 56: perdure.journal.v1.StepSpec.wait:type_name -> perdure.journal.v1.Wait
+	40, // 57: perdure.journal.v1.StepSpec.retry:type_name -> perdure.journal.v1.RetryPolicy
+	33, // 58: perdure.journal.v1.StepSpec.recover:type_name -> perdure.journal.v1.StepSpec
+	36, // 59: perdure.journal.v1.Wait.conditions:type_name -> perdure.journal.v1.Condition
+	35, // 60: perdure.journal.v1.Wait.combinations:type_name -> perdure.journal.v1.Combination
+	37, // 61: perdure.journal.v1.Condition.channel:type_name -> perdure.journal.v1.OnChannel
+	38, // 62: perdure.journal.v1.Condition.flow:type_name -> perdure.journal.v1.OnFlow
+	8,  // 63: perdure.journal.v1.OnFlow.start:type_name -> perdure.journal.v1.StartFlow
+	0,  // 64: perdure.journal.v1.ConditionState.status:type_name -> perdure.journal.v1.Status
+	32, // 65: perdure.journal.v1.Flow.attributes:type_name -> perdure.journal.v1.Attribute
+	42, // 66: perdure.journal.v1.Flow.channels:type_name -> perdure.journal.v1.Channel
+	45, // 67: perdure.journal.v1.Flow.steps:type_name -> perdure.journal.v1.Step
+	46, // 68: perdure.journal.v1.Flow.last_event:type_name -> perdure.journal.v1.Cursor
+	44, // 69: perdure.journal.v1.Flow.requests:type_name -> perdure.journal.v1.Request
+	0,  // 70: perdure.journal.v1.Flow.status:type_name -> perdure.journal.v1.Status
+	22, // 71: perdure.journal.v1.Flow.closing:type_name -> perdure.journal.v1.Close
+	12, // 72: perdure.journal.v1.Flow.outbox:type_name -> perdure.journal.v1.Outgoing
+	9,  // 73: perdure.journal.v1.Flow.parents:type_name -> perdure.journal.v1.Link
+	46, // 74: perdure.journal.v1.Flow.run_start:type_name -> perdure.journal.v1.Cursor
+	43, // 75: perdure.journal.v1.Channel.pending:type_name -> perdure.journal.v1.Message
+	6,  // 76: perdure.journal.v1.Step.state:type_name -> perdure.journal.v1.Step.State
+	33, // 77: perdure.journal.v1.Step.spec:type_name -> perdure.journal.v1.StepSpec
+	43, // 78: perdure.journal.v1.Step.matched:type_name -> perdure.journal.v1.Message
+	24, // 79: perdure.journal.v1.Step.attempt:type_name -> perdure.journal.v1.AttemptID
+	39, // 80: perdure.journal.v1.Step.conditions:type_name -> perdure.journal.v1.ConditionState
+	32, // 81: perdure.journal.v1.Event.attributes:type_name -> perdure.journal.v1.Attribute
+	33, // 82: perdure.journal.v1.Event.spec:type_name -> perdure.journal.v1.StepSpec
+	83, // [83:83] is the sub-list for method output_type
+	83, // [83:83] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_perdure_journal_v1_journal_proto_init() }
@@ -2224,14 +4829,35 @@ func file_perdure_journal_v1_journal_proto_init() {
 		(*Entry_FireTimer)(nil),
 		(*Entry_DeleteFlow)(nil),
 		(*Entry_SetAttributes)(nil),
+		(*Entry_StopFlow)(nil),
+		(*Entry_StartQueued)(nil),
+		(*Entry_Update)(nil),
+		(*Entry_Checkpoint)(nil),
+		(*Entry_SkipTimer)(nil),
+		(*Entry_DropMessages)(nil),
+		(*Entry_Reset_)(nil),
+		(*Entry_ChildClosed)(nil),
+		(*Entry_OutboxDone)(nil),
+	}
+	file_perdure_journal_v1_journal_proto_msgTypes[4].OneofWrappers = []any{
+		(*Send_Start)(nil),
+		(*Send_Publish)(nil),
+		(*Send_ChildClosed)(nil),
+		(*Send_Stop)(nil),
+	}
+	file_perdure_journal_v1_journal_proto_msgTypes[29].OneofWrappers = []any{
+		(*Condition_Channel)(nil),
+		(*Condition_TimerUs)(nil),
+		(*Condition_Flow)(nil),
+		(*Condition_AtUs)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_perdure_journal_v1_journal_proto_rawDesc), len(file_perdure_journal_v1_journal_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   23,
+			NumEnums:      7,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
