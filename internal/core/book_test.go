@@ -3,6 +3,7 @@ package core
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 	"strconv"
@@ -56,7 +57,7 @@ func (b *book) forget() {
 }
 
 func (b *book) entry() *wire.Entry {
-	return &wire.Entry{Version: EntryVersion, Lsn: b.lsn + 1, TimeUs: b.nowUs, Epoch: b.epoch,
+	return &wire.Entry{Version: EntryVersion, Slots: math.MaxUint32, Lsn: b.lsn + 1, TimeUs: b.nowUs, Epoch: b.epoch,
 		Seed: (b.lsn + 1) * 0x2545f4914f6cdd1d, FlowId: "s1"}
 }
 

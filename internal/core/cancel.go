@@ -1,8 +1,6 @@
 package core
 
 import (
-	"sort"
-
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -65,6 +63,11 @@ func (t *tx) wakeCancelled() {
 		if s.State != wire.Step_WAITING || !s.Cancel || hasLive(t.f, s.Scope) {
 			continue
 		}
+		if len(s.Spec.Wait.Conditions) > 0 {
+			s.Executing = true
+			t.start(s)
+			continue
+		}
 		n := 0
 		if oldestWaiter(t.f, s.Spec.Wait.Channel) == s {
 			n = min(int(s.Spec.Wait.Count), pendingCount(t.f, s.Spec.Wait.Channel))
@@ -90,38 +93,20 @@ func checkReason(reason string) error {
 	return nil
 }
 
-// applyDelete ends the flow and everything of it.
+// applyDelete ends the flow and everything of it. A run that has not closed is
+// terminated first, so that those who wait for it are told.
 func (t *tx) applyDelete(c *wire.DeleteFlow) error {
 	if err := checkReason(c.Reason); err != nil {
 		return err
 	}
 	for _, s := range t.f.Steps {
 		if s.State == wire.Step_STARTED {
-			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: "deleted"})
+			t.releaseKey(s)
+			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: "deleted", Forget: t.f.Closes})
 		}
 	}
 	t.event(&wire.Event{Type: EventDeleted, Data: []byte(c.Reason)})
 	t.deleted = true
-	return nil
-}
-
-func checkAttributes(have, set []*wire.Attribute) error {
-	if len(set) > MaxResultItems {
-		return refuse(LimitReached, "%d attributes set at once, at most %d", len(set), MaxResultItems)
-	}
-	for _, a := range set {
-		if err := checkName("attribute name", a.GetName()); err != nil {
-			return err
-		}
-		if len(a.Value) > MaxPayload {
-			return refuse(LimitReached, "attribute %q has %d bytes, at most %d", a.Name, len(a.Value), MaxPayload)
-		}
-	}
-	if len(have)+len(set) > MaxAttributes {
-		if next, _ := mergeAttributes(have, set); len(next) > MaxAttributes {
-			return refuse(LimitReached, "%d attributes, at most %d", len(next), MaxAttributes)
-		}
-	}
 	return nil
 }
 
@@ -133,46 +118,4 @@ func checkName(what, name string) error {
 		return refuse(LimitReached, "%s has %d bytes, at most %d", what, len(name), MaxName)
 	}
 	return nil
-}
-
-func (t *tx) applySetAttributes(c *wire.SetAttributes) error {
-	if err := checkAttributes(t.f.Attributes, c.Attributes); err != nil {
-		return err
-	}
-	t.setAttributes(c.Attributes)
-	t.reply = Reply{RunID: t.f.RunId}
-	return nil
-}
-
-func (t *tx) setAttributes(set []*wire.Attribute) {
-	if len(set) == 0 {
-		return
-	}
-	next, changed := mergeAttributes(t.f.Attributes, set)
-	if changed {
-		t.f.Attributes, t.changed = next, true
-	}
-}
-
-// mergeAttributes gives a new list, since tasks that are out share the old one.
-func mergeAttributes(have, set []*wire.Attribute) (next []*wire.Attribute, changed bool) {
-	next = append([]*wire.Attribute(nil), have...)
-	for _, a := range set {
-		i := sort.Search(len(next), func(i int) bool { return next[i].Name >= a.Name })
-		has := i < len(next) && next[i].Name == a.Name
-		switch {
-		case len(a.Value) == 0 && !has:
-			continue
-		case len(a.Value) == 0:
-			next = append(next[:i], next[i+1:]...)
-		case has:
-			next[i] = a
-		default:
-			next = append(next, nil)
-			copy(next[i+1:], next[i:])
-			next[i] = a
-		}
-		changed = true
-	}
-	return next, changed
 }

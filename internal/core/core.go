@@ -5,26 +5,32 @@
 // that a replay of the journal gives the same state.
 //
 // A flow has channels (durable FIFOs), steps, attributes and a log of events.
-// A step may wait for messages of a channel; then it is handed to a worker as
-// an attempt, and the worker's result carries everything the handler wrote and
-// the next steps: result and next start are one entry, one commit.
+// A step may wait for conditions (messages of a channel, timers, child flows);
+// then it is handed to a worker as an attempt, and the worker's result carries
+// everything the handler wrote and the next steps: result and next start are
+// one entry, one commit, when the proposer has reserved a worker's slot.
+//
+// Flows that close (StartFlow.closes) end with a status and an output; others
+// live until they are deleted.
 package core
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// EntryVersion is the version of entries this code writes; it reads all up to it.
-const EntryVersion = 1
+// EntryVersion is the version of entries this code writes; it reads all up to
+// it. Version 2 brought slots: entries of version 1 may start any number of steps.
+const EntryVersion = 2
 
 // Bounds of one flow. What is over them is refused, never cut.
 const (
 	MaxSteps       = 1024     // live steps
 	MaxPending     = 1000     // waiting messages of a channel
 	MaxChannels    = 256      // channels with waiting messages
-	MaxAttributes  = 256      // attributes
+	MaxAttributes  = 1024     // attributes
 	MaxPayload     = 8 << 20  // bytes of a payload, input, value or event
 	MaxRequests    = 256      // idempotency keys remembered by a flow
 	MaxIDBytes     = 512      // a flow ID
@@ -32,6 +38,11 @@ const (
 	MaxResultItems = 4096     // events, items, next steps, messages or attributes of one entry
 	MaxName        = 256      // bytes of the name of a channel, step, attribute, event type or flow type
 	MaxReason      = 64 << 10 // bytes of a reason or an error
+	MaxConditions  = 128      // conditions of a wait, and sets of them
+	MaxOutbox      = 4096     // sends that wait for their target's answer
+	MaxParents     = 64       // steps that wait for one run to close
+	MaxKeptOutput  = 4 << 10  // bytes of an output kept for a repeated request
+	MaxPriority    = 9
 
 	MaxDelayUs = 100 * 365 * 24 * 3600 * 1_000_000 // a retention or a retry's delay, microseconds
 )
@@ -50,6 +61,8 @@ const (
 	Invalid      Code = "invalid"
 	LimitReached Code = "limit_reached"
 	KeyReused    Code = "idempotency_key_reused"
+	Conflict     Code = "conflict"    // what the command relied on has changed
+	Closed       Code = "flow_closed" // the run has ended
 )
 
 // Error is a refusal: the command changed nothing.
@@ -68,10 +81,12 @@ func refuse(code Code, format string, args ...any) error {
 type Reply struct {
 	MessageIDs []string // Publish, StartFlow: the ID of each message, in order; of a duplicate start those with a request ID
 	Started    bool     // Publish: a step took the message at once
-	Created    bool     // StartFlow: false when the request ID was seen before
-	Duplicate  bool     // Publish: the request ID was seen before
+	Created    bool     // StartFlow: false when the request ID was seen before, or a running flow was attached to
+	Duplicate  bool     // StartFlow, Publish, Update: the request ID was seen before
 	RunID      string
-	Cancelled  int // Cancel: steps asked to stop and messages dropped
+	Cancelled  int         // Cancel, DropMessages: steps asked to stop and messages dropped
+	Output     []byte      // Update: of a repeated request
+	Status     wire.Status // StartFlow, StopFlow: of the run afterwards
 }
 
 // Output is what one applied entry gives.
@@ -81,6 +96,9 @@ type Output struct {
 	Events  []*wire.Event
 	Effects []Effect
 	Reply   Reply
+	// Removed is the names of attributes that are gone; a name may have been set
+	// again after.
+	Removed []string
 }
 
 // Apply runs one entry on the flow it names; f is nil when there is none. On
@@ -120,6 +138,24 @@ func Apply(f *wire.Flow, e *wire.Entry) (Output, error) {
 		err = tx.applyDelete(c.DeleteFlow)
 	case *wire.Entry_SetAttributes:
 		err = tx.applySetAttributes(c.SetAttributes)
+	case *wire.Entry_StopFlow:
+		err = tx.applyStop(c.StopFlow)
+	case *wire.Entry_StartQueued:
+		err = tx.applyStartQueued(c.StartQueued)
+	case *wire.Entry_Update:
+		err = tx.applyUpdate(c.Update)
+	case *wire.Entry_Checkpoint:
+		err = tx.applyCheckpoint(c.Checkpoint)
+	case *wire.Entry_SkipTimer:
+		err = tx.applySkipTimer(c.SkipTimer)
+	case *wire.Entry_DropMessages:
+		err = tx.applyDropMessages(c.DropMessages)
+	case *wire.Entry_Reset_:
+		err = tx.applyReset(c.Reset_)
+	case *wire.Entry_ChildClosed:
+		err = tx.applyChildClosed(c.ChildClosed)
+	case *wire.Entry_OutboxDone:
+		err = tx.applyOutboxDone(c.OutboxDone)
 	default:
 		err = refuse(Invalid, "entry %d has an unknown command", e.Lsn)
 	}
@@ -136,8 +172,10 @@ type tx struct {
 	events   []*wire.Event
 	effects  []Effect
 	reply    Reply
+	removed  []string
 	attempts uint32 // minted by this entry
 	ids      uint32 // minted by this entry
+	slots    uint32 // left for hand-outs
 	changed  bool
 	deleted  bool
 
@@ -149,13 +187,16 @@ type tx struct {
 }
 
 func newTx(f *wire.Flow, e *wire.Entry) *tx {
-	t := &tx{f: f, e: e}
+	t := &tx{f: f, e: e, slots: e.Slots}
+	if e.Version < 2 {
+		t.slots = math.MaxUint32
+	}
 	t.events, t.effects = t.eventRoom[:0], t.effectRoom[:0]
 	return t
 }
 
 func (t *tx) finish() Output {
-	out := Output{Flow: t.f, Changed: t.changed, Reply: t.reply}
+	out := Output{Flow: t.f, Changed: t.changed, Reply: t.reply, Removed: t.removed}
 	if len(t.events) > 0 {
 		out.Events = t.events
 	}
@@ -196,6 +237,16 @@ func (t *tx) mintID(prefix string) string {
 		b[n+i] = hex[v>>(60-4*i)&15]
 	}
 	return string(b[:n+16])
+}
+
+// IsRunning reports whether a step of the flow is with a worker.
+func IsRunning(f *wire.Flow) bool {
+	for _, s := range f.Steps {
+		if s.State == wire.Step_STARTED {
+			return true
+		}
+	}
+	return false
 }
 
 // IsBusy reports whether the flow has work besides steps at rest.

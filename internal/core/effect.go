@@ -22,7 +22,10 @@ type EffectKind uint8
 const (
 	Dispatch      EffectKind = iota + 1 // hand Task to a worker
 	CancelAttempt                       // tell the worker of this attempt to stop
-	SetTimer                            // propose FireTimer{Exec} at At
+	SetTimer                            // propose FireTimer{Exec} at AtUs
+	Queue                               // propose StartQueued{Exec} when there is a slot
+	ReleaseKey                          // the step does not hold its concurrency key any more
+	Send                                // give Out to its target, then propose OutboxDone
 )
 
 // Attempt names one hand-out of a step; see wire.AttemptID.
@@ -39,17 +42,27 @@ func attemptOf(a *wire.AttemptID) Attempt {
 }
 
 // Effect is something the world is asked to do, at least once. The stable ID
-// is (FlowID, Exec, Attempt) for attempts and (FlowID, Exec, AtUs) for timers.
-// A CancelAttempt is a hint to make a running attempt end early; what is
-// outstanding then is still its Dispatch.
+// is (FlowID, Exec, Attempt) for attempts, (FlowID, Exec, AtUs) for timers and
+// (FlowID, Out.Id) for sends. A CancelAttempt is a hint to make a running
+// attempt end early; what is outstanding then is still its Dispatch, but for one
+// with Forget: nobody wants its result.
 type Effect struct {
 	Kind    EffectKind
 	FlowID  string
 	Exec    uint64
 	Attempt Attempt
-	AtUs    int64
+	AtUs    int64  // SetTimer: due; Queue: since when
 	Reason  string // CancelAttempt
+	Forget  bool   // CancelAttempt
 	Task    *Task
+	Out     *wire.Outgoing // not to be changed
+
+	// Of Queue and ReleaseKey:
+	FlowType string
+	Step     string
+	Priority uint32
+	Key      string
+	KeyLimit uint32
 }
 
 // Task is what a worker needs to run one attempt. It shares no memory that
@@ -66,7 +79,14 @@ type Task struct {
 	Input      []byte
 	Scope      string
 	Matched    []*wire.Message
+	Conditions []*wire.ConditionState // of Spec.Wait.Conditions; not to be changed
 	Attributes []*wire.Attribute
+	Spec       *wire.StepSpec // not to be changed
+	WaitPhase  bool           // call the step's WaitFor
+	Checkpoint []byte
+	Locals     []byte
+	Priority   uint32
+	Trace      []byte
 	Cancel     bool // the work was cancelled before this attempt began
 	Reason     string
 	StartedUs  int64             // when the step was first handed out
@@ -114,11 +134,18 @@ func dispatch(f *wire.Flow, s *wire.Step) Effect {
 		Number: s.Attempts, Retries: s.Retries, Name: s.Spec.Name, Input: s.Spec.Input, Scope: s.Scope,
 		Matched: s.Matched, Attributes: f.Attributes, Cancel: s.Cancel, Reason: s.CancelReason,
 		StartedUs: s.FirstStartUs, Retry: s.Spec.Retry, Prefetch: s.Spec.Prefetch,
+		Conditions: s.Conditions, Spec: s.Spec, WaitPhase: waitPhase(s), Checkpoint: s.Checkpoint,
+		Locals: s.Spec.Locals, Priority: f.Priority, Trace: f.Trace,
 	}
 	if f.LastEvent != nil {
 		t.Before = Cursor{LSN: f.LastEvent.Lsn, N: f.LastEvent.N}
 	}
 	return Effect{Kind: Dispatch, FlowID: f.Id, Exec: s.Exec, Attempt: t.Attempt, Task: t}
+}
+
+func queued(f *wire.Flow, s *wire.Step) Effect {
+	return Effect{Kind: Queue, FlowID: f.Id, Exec: s.Exec, AtUs: s.QueuedUs, FlowType: f.Type, Step: s.Spec.Name,
+		Priority: f.Priority, Key: s.Spec.ConcurrencyKey, KeyLimit: s.Spec.ConcurrencyLimit}
 }
 
 // Outstanding gives every effect of f that is not finished, from state alone:
@@ -130,24 +157,42 @@ func Outstanding(f *wire.Flow) []Effect {
 		switch s.State {
 		case wire.Step_STARTED:
 			out = append(out, dispatch(f, s))
-		case wire.Step_BACKOFF:
+		case wire.Step_BACKOFF, wire.Step_DELAYED:
 			out = append(out, Effect{Kind: SetTimer, FlowID: f.Id, Exec: s.Exec, AtUs: s.RetryAtUs})
+		case wire.Step_QUEUED:
+			out = append(out, queued(f, s))
+		case wire.Step_WAITING:
+			for _, c := range s.Conditions {
+				if c.DueUs != 0 && !c.Done {
+					out = append(out, Effect{Kind: SetTimer, FlowID: f.Id, Exec: s.Exec, AtUs: c.DueUs})
+				}
+			}
 		}
 	}
-	if f.ExpireUs != 0 {
-		out = append(out, Effect{Kind: SetTimer, FlowID: f.Id, AtUs: f.ExpireUs})
+	for _, at := range [...]int64{f.ExpireUs, f.TimeoutAtUs, f.GraceAtUs} {
+		if at != 0 {
+			out = append(out, Effect{Kind: SetTimer, FlowID: f.Id, AtUs: at})
+		}
+	}
+	for _, o := range f.Outbox {
+		out = append(out, Effect{Kind: Send, FlowID: f.Id, Out: o})
 	}
 	return out
 }
 
 // HasOutstanding reports whether Outstanding(f) is not empty.
 func HasOutstanding(f *wire.Flow) bool {
-	if f.ExpireUs != 0 {
+	if f.ExpireUs != 0 || f.TimeoutAtUs != 0 || f.GraceAtUs != 0 || len(f.Outbox) > 0 {
 		return true
 	}
 	for _, s := range f.Steps {
 		if s.State != wire.Step_WAITING {
 			return true
+		}
+		for _, c := range s.Conditions {
+			if c.DueUs != 0 && !c.Done {
+				return true
+			}
 		}
 	}
 	return false

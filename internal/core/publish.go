@@ -39,6 +39,9 @@ func (t *tx) applyPublish(c *wire.Publish) error {
 	if err := checkPublish(c); err != nil {
 		return err
 	}
+	if err := t.mustRun(""); err != nil && seenRequest(t.f, c.RequestId) == nil {
+		return err
+	}
 	if r := seenRequest(t.f, c.RequestId); r != nil {
 		if r.PayloadHash != 0 && r.PayloadHash != payloadHash(c.Payload) {
 			return refuse(KeyReused, "request ID %q came with another payload before", c.RequestId)
@@ -104,7 +107,11 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 		t.reply.MessageIDs = append(t.reply.MessageIDs, r.MessageId)
 		return
 	}
-	m := &wire.Message{Id: t.mintID("turn_"), Payload: c.Payload, AtUs: t.e.TimeUs}
+	prefix := "turn_"
+	if t.f.Closes {
+		prefix = "msg_"
+	}
+	m := &wire.Message{Id: t.mintID(prefix), Payload: c.Payload, AtUs: t.e.TimeUs}
 	ch := channelOf(t.f, c.Channel)
 	if ch == nil {
 		ch = &wire.Channel{Name: c.Channel}
@@ -115,12 +122,7 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	}
 	ch.Pending = append(ch.Pending, m)
 	t.changed = true
-	if c.RequestId != "" {
-		t.f.Requests = append(t.f.Requests, &wire.Request{RequestId: c.RequestId, MessageId: m.Id, PayloadHash: payloadHash(c.Payload)})
-		if n := len(t.f.Requests); n > MaxRequests {
-			t.f.Requests = slices.Delete(t.f.Requests, 0, n-MaxRequests)
-		}
-	}
+	t.remember(&wire.Request{RequestId: c.RequestId, MessageId: m.Id, PayloadHash: payloadHash(c.Payload)})
 	t.match(c.Channel)
 	started := !isPending(t.f, c.Channel, m.Id)
 	if !started && !quiet {
@@ -128,47 +130,6 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	}
 	t.reply.MessageIDs = append(t.reply.MessageIDs, m.Id)
 	t.reply.Started = started
-}
-
-// match starts waiting steps while their channel has enough. The oldest waiter
-// comes first: a younger one that needs fewer messages does not overtake it, or
-// the older might starve.
-func (t *tx) match(channel string) {
-	for {
-		ch := channelOf(t.f, channel)
-		if ch == nil {
-			return
-		}
-		s := oldestWaiter(t.f, channel)
-		if s == nil || int(s.Spec.Wait.Count) > len(ch.Pending) {
-			return
-		}
-		t.startMatched(s, int(s.Spec.Wait.Count))
-	}
-}
-
-// startMatched starts a waiting step with the first n messages of its channel.
-func (t *tx) startMatched(s *wire.Step, n int) {
-	if ch := channelOf(t.f, s.Spec.Wait.Channel); n > 0 {
-		// The rest moves to a list of its own: tasks share the matched one.
-		s.Matched, ch.Pending = ch.Pending[:n:n], append([]*wire.Message(nil), ch.Pending[n:]...)
-		if len(ch.Pending) == 0 {
-			removeChannel(t.f, ch.Name)
-		}
-		if s.Scope == "" {
-			s.Scope = s.Matched[0].Id
-		}
-	}
-	t.startStep(s)
-}
-
-func oldestWaiter(f *wire.Flow, channel string) *wire.Step {
-	for _, s := range f.Steps {
-		if w := s.Spec.Wait; s.State == wire.Step_WAITING && w != nil && w.Channel == channel {
-			return s
-		}
-	}
-	return nil
 }
 
 // dropPending takes waiting messages away: all, or the one with the ID.
@@ -191,6 +152,38 @@ func (t *tx) dropPending(channel, id, reason string) int {
 		removeChannel(t.f, channel)
 	}
 	return dropped
+}
+
+// remember keeps an idempotency key; an empty one is none.
+func (t *tx) remember(r *wire.Request) {
+	if r.RequestId == "" {
+		return
+	}
+	t.f.Requests = append(t.f.Requests, r)
+	if n := len(t.f.Requests); n > MaxRequests {
+		t.f.Requests = slices.Delete(t.f.Requests, 0, n-MaxRequests)
+	}
+}
+
+// applyDropMessages takes waiting messages away.
+func (t *tx) applyDropMessages(c *wire.DropMessages) error {
+	if err := checkName("channel name", c.Channel); err != nil {
+		return err
+	}
+	if len(c.Ids) > MaxPending {
+		return refuse(LimitReached, "%d messages named, at most %d", len(c.Ids), MaxPending)
+	}
+	n := 0
+	if len(c.Ids) == 0 {
+		n = t.dropPending(c.Channel, "", "dropped")
+	}
+	for _, id := range c.Ids {
+		if id != "" {
+			n += t.dropPending(c.Channel, id, "dropped")
+		}
+	}
+	t.reply = Reply{RunID: t.f.RunId, Cancelled: n}
+	return nil
 }
 
 func channelOf(f *wire.Flow, name string) *wire.Channel {

@@ -4,47 +4,141 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// EventStarted opens a flow's log; its items are the history it began with.
+// EventStarted opens the log of a run; its items are the history it began with,
+// its attributes what it began with.
 const EventStarted = "flow.started"
 
 // applyStart creates a flow, sets its first steps up and publishes its first
 // messages. The same request ID again answers without a change.
 func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
-	if f != nil {
-		if c.RequestId != "" && f.StartRequestId == c.RequestId {
-			return Output{Flow: f, Reply: Reply{RunID: f.RunId, Duplicate: true, MessageIDs: seenMessages(f, c.Publish)}}, nil
-		}
-		return Output{}, refuse(Exists, "flow %q exists already", e.FlowId)
+	if f != nil && c.RequestId != "" && f.StartRequestId == c.RequestId {
+		return Output{Flow: f, Reply: Reply{RunID: f.RunId, Duplicate: true, Status: f.Status, MessageIDs: seenMessages(f, c.Publish)}}, nil
 	}
-	if err := checkStart(c); err != nil {
+	if c.Type == "" && c.Reuse == wire.StartFlow_ATTACH && c.Parent != nil {
+		return attach(f, e, c)
+	}
+	if err := checkStart(e.FlowId, c); err != nil {
 		return Output{}, err
 	}
-	t := newTx(&wire.Flow{
-		Id: e.FlowId, Type: c.Type, CreatedUs: e.TimeUs, NextExec: 1,
-		RetentionUs: c.RetentionUs, StartRequestId: c.RequestId,
-	}, e)
-	t.f.RunId = t.mintID("run_")
-	t.reply.RunID, t.reply.Created = t.f.RunId, true
-	t.setAttributes(c.Attributes)
-	t.event(&wire.Event{Type: EventStarted, Items: c.Items})
-	for _, spec := range c.Steps {
-		t.addStep(spec, "", false, "")
+	if f == nil {
+		t := newTx(&wire.Flow{Id: e.FlowId, NextExec: 1}, e)
+		t.startRun(c)
+		return t.finish(), nil
 	}
-	if c.RetentionUs > 0 {
+	closed := f.Status != wire.Status_RUNNING
+	switch {
+	case c.Reuse == wire.StartFlow_ATTACH && !closed:
+		return attach(f, e, c)
+	case !f.Closes, c.Reuse == wire.StartFlow_REFUSE,
+		!closed && c.Reuse != wire.StartFlow_TERMINATE,
+		closed && c.Reuse == wire.StartFlow_IF_FAILED && f.Status == wire.Status_COMPLETED:
+		return Output{}, refuse(Exists, "flow %q exists already and is %s", e.FlowId, statusWord(f.Status))
+	}
+	t := newTx(f, e)
+	if len(f.Outbox)+MaxParents > MaxOutbox {
+		return Output{}, refuse(LimitReached, "the former run of flow %q has %d sends that nobody has answered", e.FlowId, len(f.Outbox))
+	}
+	if !closed {
+		t.closeRun(wire.Status_TERMINATED, nil, "a new run was started")
+	}
+	t.newRun()
+	t.startRun(c)
+	return t.finish(), nil
+}
+
+// attach makes a step of another flow wait for the run that there is.
+func attach(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
+	if f == nil {
+		return Output{}, refuse(NotFound, "flow %q does not exist", e.FlowId)
+	}
+	t := newTx(f, e)
+	t.reply = Reply{RunID: f.RunId, Status: f.Status}
+	if p := c.Parent; p != nil {
+		if err := sameTenant(f, p.FlowId); err != nil {
+			return Output{}, err
+		}
+		switch {
+		case f.Status != wire.Status_RUNNING:
+			if len(f.Outbox) >= MaxOutbox {
+				return Output{}, refuse(LimitReached, "flow %q has %d sends that nobody has answered", f.Id, len(f.Outbox))
+			}
+			t.tellParent(p)
+		case hasParent(f, p):
+		case len(f.Parents) >= MaxParents:
+			return Output{}, refuse(LimitReached, "%d steps wait for flow %q already", len(f.Parents), f.Id)
+		default:
+			f.Parents = append(f.Parents, p)
+			t.changed, t.keepUpdated = true, true
+		}
+	}
+	return t.finish(), nil
+}
+
+func hasParent(f *wire.Flow, p *wire.Link) bool {
+	for _, have := range f.Parents {
+		if have.EqualVT(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// newRun clears what belongs to one run. Step numbers and sends go on.
+func (t *tx) newRun() {
+	old := t.f
+	for _, a := range old.Attributes {
+		t.removed = append(t.removed, a.Name)
+	}
+	*t.f = wire.Flow{
+		Id: old.Id, NextExec: old.NextExec, LastEvent: old.LastEvent, EventCount: old.EventCount,
+		ItemCount: old.ItemCount, Outbox: old.Outbox, NextOutgoing: old.NextOutgoing,
+	}
+}
+
+func (t *tx) startRun(c *wire.StartFlow) {
+	f, e := t.f, t.e
+	f.Type, f.CreatedUs, f.RetentionUs, f.StartRequestId = c.Type, e.TimeUs, c.RetentionUs, c.RequestId
+	f.Closes, f.Priority, f.Trace = c.Closes, c.Priority, c.Trace
+	f.RunId = t.mintID("run_")
+	if c.Parent != nil {
+		f.Parents = []*wire.Link{c.Parent}
+	}
+	t.reply.RunID, t.reply.Created, t.reply.Status = f.RunId, true, wire.Status_RUNNING
+	set := t.setAttributes(c.Attributes)
+	ev := &wire.Event{Type: EventStarted, Items: c.Items}
+	if f.Closes {
+		ev.Attributes, ev.Data = set, []byte(f.RunId)
+	}
+	t.event(ev)
+	if f.Closes {
+		f.RunStart = &wire.Cursor{Lsn: ev.Lsn, N: ev.N}
+	}
+	for _, spec := range c.Steps {
+		if c.DelayUs > 0 {
+			t.delayStep(spec, e.TimeUs+c.DelayUs)
+		} else {
+			t.addStep(spec, "", false, "")
+		}
+	}
+	if c.TimeoutUs > 0 {
+		f.TimeoutAtUs = e.TimeUs + c.DelayUs + c.TimeoutUs
+		t.setTimer(0, f.TimeoutAtUs)
+	}
+	if c.RetentionUs > 0 && !c.Closes {
 		t.armExpiry(e.TimeUs + c.RetentionUs)
 	}
 	for _, p := range c.Publish {
 		t.publish(p, false)
 	}
-	return t.finish(), nil
 }
 
-func checkStart(c *wire.StartFlow) error {
+// checkStart checks a start of the flow of that ID.
+func checkStart(id string, c *wire.StartFlow) error {
 	if err := checkName("flow type", c.Type); err != nil {
 		return err
 	}
 	switch {
-	case len(c.Steps) == 0 && len(c.Attributes) == 0:
+	case len(c.Steps) == 0 && len(c.Attributes) == 0 && !c.Closes:
 		return refuse(Invalid, "a flow needs a step or an attribute")
 	case len(c.RequestId) > MaxRequestID:
 		return refuse(LimitReached, "request ID has more than %d bytes", MaxRequestID)
@@ -52,19 +146,37 @@ func checkStart(c *wire.StartFlow) error {
 		return refuse(Invalid, "retention is negative")
 	case c.RetentionUs > MaxDelayUs:
 		return refuse(LimitReached, "retention is %d microseconds, at most %d", c.RetentionUs, int64(MaxDelayUs))
+	case c.DelayUs < 0 || c.DelayUs > MaxDelayUs:
+		return refuse(Invalid, "delay is %d microseconds, must be 0 to %d", c.DelayUs, int64(MaxDelayUs))
+	case c.TimeoutUs < 0 || c.TimeoutUs > MaxDelayUs:
+		return refuse(Invalid, "timeout is %d microseconds, must be 0 to %d", c.TimeoutUs, int64(MaxDelayUs))
+	case c.TimeoutUs > 0 && !c.Closes:
+		return refuse(Invalid, "a flow that does not close has no timeout")
+	case c.Priority > MaxPriority:
+		return refuse(Invalid, "priority is %d, must be 0 to %d", c.Priority, MaxPriority)
+	case len(c.Trace) > MaxName:
+		return refuse(LimitReached, "trace context has more than %d bytes", MaxName)
+	case c.Reuse < wire.StartFlow_REFUSE || c.Reuse > wire.StartFlow_ATTACH:
+		return refuse(Invalid, "reuse has the unknown value %d", c.Reuse)
 	case len(c.Publish) > MaxPending:
 		return refuse(LimitReached, "%d first messages, at most %d", len(c.Publish), MaxPending)
+	}
+	empty := &wire.Flow{Id: id}
+	if c.Parent != nil {
+		if err := sameTenant(empty, c.Parent.FlowId); err != nil {
+			return err
+		}
 	}
 	if err := checkAttributes(nil, c.Attributes); err != nil {
 		return err
 	}
-	if err := checkSpecs(c.Steps, 0); err != nil {
+	if err := checkSpecs(empty, c.Steps, 0); err != nil {
 		return err
 	}
 	if err := checkEventSize(EventStarted, nil, c.Items); err != nil {
 		return err
 	}
-	return checkRoom(&wire.Flow{}, c.Publish)
+	return checkRoom(empty, c.Publish)
 }
 
 // seenMessages gives the IDs that the first start answered with, as far as its

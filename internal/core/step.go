@@ -2,39 +2,66 @@ package core
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// Events of steps. Data is the step's input; the items of the first start are
-// the payloads of the matched messages.
+// Events of steps. In the log of a flow that closes, a start carries the spec;
+// in others its data is the input. The items of the first start are the payloads
+// of the matched messages.
 const (
+	EventStepPreparing = "step.preparing" // its WaitFor was handed out
+	EventStepWaiting   = "step.waiting"   // WaitFor said what Execute waits for
 	EventStepStarted   = "step.started"
 	EventStepRestarted = "step.restarted" // handed out again; data says why
 	EventStepRetrying  = "step.retrying"  // failed, will be tried again; data is the error
+	EventStepCompleted = "step.completed" // of a result without events of its own
+	EventStepFailed    = "step.failed"    // for good; data is the error
+	EventStepCancelled = "step.cancelled" // by a sibling, or with its run
 )
 
-func checkSpecs(specs []*wire.StepSpec, live int) error {
+func checkSpecs(f *wire.Flow, specs []*wire.StepSpec, live int) error {
 	if live+len(specs) > MaxSteps {
 		return refuse(LimitReached, "%d live steps, at most %d", live+len(specs), MaxSteps)
 	}
 	for _, s := range specs {
-		if err := checkName("step name", s.GetName()); err != nil {
-			return err
-		}
-		switch {
-		case len(s.Input) > MaxPayload:
-			return refuse(LimitReached, "input of step %q has %d bytes, at most %d", s.Name, len(s.Input), MaxPayload)
-		case s.Wait != nil && (s.Wait.Channel == "" || s.Wait.Count == 0 || s.Wait.Count > MaxPending):
-			return refuse(Invalid, "step %q must wait for 1 to %d messages of a named channel", s.Name, MaxPending)
-		case s.Wait != nil && len(s.Wait.Channel) > MaxName:
-			return refuse(LimitReached, "channel name of step %q has more than %d bytes", s.Name, MaxName)
-		}
-		if err := checkPolicy(s.Name, s.Retry); err != nil {
+		if err := checkSpec(f, s); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func checkSpec(f *wire.Flow, s *wire.StepSpec) error {
+	if err := checkName("step name", s.GetName()); err != nil {
+		return err
+	}
+	switch {
+	case len(s.Input) > MaxPayload:
+		return refuse(LimitReached, "input of step %q has %d bytes, at most %d", s.Name, len(s.Input), MaxPayload)
+	case len(s.Locals) > MaxPayload:
+		return refuse(LimitReached, "locals of step %q have %d bytes, at most %d", s.Name, len(s.Locals), MaxPayload)
+	case len(s.ConcurrencyKey) > MaxName:
+		return refuse(LimitReached, "concurrency key of step %q has more than %d bytes", s.Name, MaxName)
+	case s.ConcurrencyKey != "" && s.ConcurrencyLimit == 0:
+		return refuse(Invalid, "step %q has a concurrency key but no limit", s.Name)
+	case s.TimeoutUs < 0 || s.HeartbeatUs < 0 || s.TimeoutUs > MaxDelayUs || s.HeartbeatUs > MaxDelayUs:
+		return refuse(Invalid, "step %q has a timeout out of 0 to %d microseconds", s.Name, int64(MaxDelayUs))
+	case s.Recover != nil && s.Recover.Recover != nil && s.Recover.Recover.Recover != nil:
+		return refuse(Invalid, "recovery steps of step %q are nested more than two deep", s.Name)
+	}
+	if s.Wait != nil {
+		if err := checkWait(f, s.Name, s.Wait); err != nil {
+			return err
+		}
+	}
+	if s.Recover != nil {
+		if err := checkSpec(f, s.Recover); err != nil {
+			return err
+		}
+	}
+	return checkPolicy(s.Name, s.Retry)
 }
 
 func checkPolicy(step string, p *wire.RetryPolicy) error {
@@ -46,6 +73,9 @@ func checkPolicy(step string, p *wire.RetryPolicy) error {
 			return refuse(Invalid, "retry policy of step %q has an interval of %d microseconds, must be 0 to %d", step, us, int64(MaxDelayUs))
 		}
 	}
+	if p.BackoffPermille != 0 && (p.BackoffPermille < 1000 || p.BackoffPermille > 1_000_000) {
+		return refuse(Invalid, "retry policy of step %q has a factor of %d/1000, must be 1 to 1000", step, p.BackoffPermille)
+	}
 	return nil
 }
 
@@ -55,20 +85,74 @@ func (t *tx) addStep(spec *wire.StepSpec, scope string, cancel bool, reason stri
 	t.f.NextExec++
 	t.f.Steps = append(t.f.Steps, s)
 	t.changed = true
-	if spec.Wait == nil {
-		t.startStep(s)
+	t.ready(s)
+}
+
+// delayStep puts a step in place that begins at an instant.
+func (t *tx) delayStep(spec *wire.StepSpec, atUs int64) {
+	s := &wire.Step{Exec: t.f.NextExec, Spec: spec, State: wire.Step_DELAYED, RetryAtUs: atUs}
+	t.f.NextExec++
+	t.f.Steps = append(t.f.Steps, s)
+	t.changed = true
+	t.setTimer(s.Exec, atUs)
+}
+
+// ready begins a step: its WaitFor, its wait, or its work.
+func (t *tx) ready(s *wire.Step) {
+	s.State, s.RetryAtUs = wire.Step_WAITING, 0
+	w := s.Spec.Wait
+	if w == nil {
+		t.start(s)
 		return
 	}
-	if spec.Wait.Idle {
+	if w.Idle {
 		// At rest begins new work: nothing of the old is carried over.
 		s.Scope, s.Cancel, s.CancelReason = "", false, ""
 	}
-	t.match(spec.Wait.Channel)
+	t.beginWait(s)
 }
 
-// startStep hands s out for the first time.
+func waitPhase(s *wire.Step) bool { return s.Spec.WaitFor && !s.Executing }
+
+// start hands s out when there is a slot, and queues it otherwise. What has a
+// concurrency key is always queued: only the dispatcher knows who holds the key.
+func (t *tx) start(s *wire.Step) {
+	if t.slots == 0 || s.Spec.ConcurrencyKey != "" {
+		t.queue(s)
+		return
+	}
+	t.startStep(s)
+}
+
+func (t *tx) queue(s *wire.Step) {
+	s.State, s.QueuedUs, s.RetryAtUs = wire.Step_QUEUED, t.e.TimeUs, 0
+	t.changed = true
+	t.effects = append(t.effects, queued(t.f, s))
+}
+
+// applyStartQueued hands out a step that waited for a slot.
+func (t *tx) applyStartQueued(c *wire.StartQueued) error {
+	s := stepOf(t.f, c.Exec)
+	if s == nil || s.State != wire.Step_QUEUED {
+		return refuse(StaleAttempt, "step %d of flow %q is not queued", c.Exec, t.f.Id)
+	}
+	if t.slots == 0 {
+		return refuse(Busy, "there is no slot for step %d of flow %q", c.Exec, t.f.Id)
+	}
+	s.QueuedUs = 0
+	if s.Attempts > 0 {
+		t.handOutAgain(s, "queued")
+		return nil
+	}
+	t.startStep(s)
+	return nil
+}
+
+// startStep hands s out for the first time, or for the first time after its wait.
 func (t *tx) startStep(s *wire.Step) {
-	s.FirstStartUs = t.e.TimeUs
+	if s.FirstStartUs == 0 {
+		s.FirstStartUs = t.e.TimeUs
+	}
 	var items [][]byte
 	if len(s.Matched) > 0 {
 		items = make([][]byte, 0, len(s.Matched))
@@ -76,28 +160,69 @@ func (t *tx) startStep(s *wire.Step) {
 			items = append(items, m.Payload)
 		}
 	}
+	typ := EventStepStarted
+	if waitPhase(s) {
+		typ = EventStepPreparing
+	}
 	t.handOut(s)
-	t.event(&wire.Event{Type: EventStepStarted, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec,
-		Attempt: s.Attempts, Data: s.Spec.Input, Items: items})
+	ev := &wire.Event{Type: typ, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec, Attempt: s.Attempts, Items: items}
+	if t.f.Closes {
+		ev.Spec = s.Spec
+	} else {
+		ev.Data = s.Spec.Input
+	}
+	t.event(ev)
 	t.effects = append(t.effects, dispatch(t.f, s))
 }
 
-// handOut mints the next attempt of s.
+// handOut mints the next attempt of s; the caller has made sure of a slot.
 func (t *tx) handOut(s *wire.Step) {
+	if t.slots > 0 {
+		t.slots--
+	}
 	s.State = wire.Step_STARTED
-	s.RetryAtUs = 0
+	s.RetryAtUs, s.QueuedUs = 0, 0
 	s.Attempt = &wire.AttemptID{Epoch: t.e.Epoch, Lsn: t.e.Lsn, N: t.attempts}
 	t.attempts++
 	s.Attempts++
 	t.changed = true
 }
 
-// handOutAgain hands s out for a further time, visibly.
+// handOutAgain hands s out for a further time, visibly; without a slot it is
+// queued first.
 func (t *tx) handOutAgain(s *wire.Step, reason string) {
+	queued := s.State == wire.Step_QUEUED
+	if !queued && (t.slots == 0 || s.Spec.ConcurrencyKey != "") {
+		t.releaseKey(s)
+		t.queue(s)
+		return
+	}
 	t.handOut(s)
 	t.event(&wire.Event{Type: EventStepRestarted, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec,
 		Attempt: s.Attempts, Data: []byte(reason)})
 	t.effects = append(t.effects, dispatch(t.f, s))
+}
+
+// releaseKey tells that a step that was handed out holds its key no more.
+func (t *tx) releaseKey(s *wire.Step) {
+	if s.Spec.ConcurrencyKey != "" && s.State == wire.Step_STARTED {
+		t.effects = append(t.effects, Effect{Kind: ReleaseKey, FlowID: t.f.Id, Exec: s.Exec, FlowType: t.f.Type,
+			Step: s.Spec.Name, Key: s.Spec.ConcurrencyKey})
+	}
+}
+
+// dropStep ends a step whose result nobody waits for.
+func (t *tx) dropStep(s *wire.Step, reason string) {
+	if s.State == wire.Step_STARTED {
+		t.releaseKey(s)
+		t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec,
+			Attempt: attemptOf(s.Attempt), Reason: reason, Forget: true})
+	}
+	t.removeStep(s.Exec)
+	t.changed = true
+	if t.f.Closes {
+		t.event(&wire.Event{Type: EventStepCancelled, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec, Data: []byte(reason)})
+	}
 }
 
 // running gives the step if the attempt is its current one.
@@ -137,6 +262,39 @@ func (t *tx) applyRedispatch(c *wire.Redispatch) error {
 	if err := checkReason(c.Reason); err != nil {
 		return err
 	}
+	if len(c.Checkpoint) > MaxPayload {
+		return refuse(LimitReached, "checkpoint has %d bytes, at most %d", len(c.Checkpoint), MaxPayload)
+	}
+	if len(c.Checkpoint) > 0 {
+		s.Checkpoint = c.Checkpoint
+	}
 	t.handOutAgain(s, c.Reason)
+	return nil
+}
+
+// applyCheckpoint keeps how far an attempt is.
+func (t *tx) applyCheckpoint(c *wire.Checkpoint) error {
+	s, err := t.running(c.Exec, c.Attempt)
+	if err != nil {
+		return err
+	}
+	if len(c.Data) > MaxPayload {
+		return refuse(LimitReached, "checkpoint has %d bytes, at most %d", len(c.Data), MaxPayload)
+	}
+	s.Checkpoint = c.Data
+	t.changed, t.keepUpdated = true, true
+	return nil
+}
+
+// sameTenant keeps a flow from reaching those of others.
+func sameTenant(f *wire.Flow, target string) error {
+	own, _, _ := strings.Cut(f.GetId(), "/")
+	other, _, _ := strings.Cut(target, "/")
+	switch {
+	case target == "" || len(target) > MaxIDBytes:
+		return refuse(Invalid, "the target's flow ID must have 1 to %d bytes", MaxIDBytes)
+	case own != other:
+		return refuse(Invalid, "flow %q is not of the tenant of flow %q", target, f.GetId())
+	}
 	return nil
 }

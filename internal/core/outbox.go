@@ -1,0 +1,135 @@
+package core
+
+import (
+	"slices"
+
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// checkSends checks commands to other flows, and that there is room for them.
+func (t *tx) checkSends(sends []*wire.Send) error {
+	if n := len(t.f.Outbox) + len(sends); len(sends) > 0 && n > MaxOutbox-MaxParents {
+		return refuse(LimitReached, "%d sends would wait for their answer, at most %d", n, MaxOutbox-MaxParents)
+	}
+	for _, s := range sends {
+		if err := sameTenant(t.f, s.GetFlowId()); err != nil {
+			return err
+		}
+		var err error
+		switch c := s.Command.(type) {
+		case *wire.Send_Start:
+			err = checkStart(s.FlowId, c.Start)
+		case *wire.Send_Publish:
+			err = checkPublish(c.Publish)
+		case *wire.Send_Stop:
+			err = checkReason(c.Stop.GetReason())
+		default:
+			err = refuse(Invalid, "flow %q is sent nothing that it could take", s.FlowId)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// send puts a command into the outbox. Its key makes a repeated delivery known
+// to the target.
+func (t *tx) send(s *wire.Send, exec uint64, condition uint32) {
+	id := t.f.NextOutgoing + 1
+	t.f.NextOutgoing = id
+	key := t.f.RunId + ">" + uitoa(id)
+	out := &wire.Outgoing{Id: id, Exec: exec, Condition: condition, Send: s}
+	switch c := s.Command.(type) {
+	case *wire.Send_Start:
+		if c.Start.RequestId == "" {
+			// The entry and its specs are shared: what is stamped is a copy.
+			start := startCopy(c.Start)
+			start.RequestId = key
+			out.Send = &wire.Send{FlowId: s.FlowId, Command: &wire.Send_Start{Start: start}}
+		}
+	case *wire.Send_Publish:
+		if c.Publish.RequestId == "" {
+			p := &wire.Publish{Channel: c.Publish.Channel, Payload: c.Publish.Payload, OnBusy: c.Publish.OnBusy, MaxPending: c.Publish.MaxPending, RequestId: key}
+			out.Send = &wire.Send{FlowId: s.FlowId, Command: &wire.Send_Publish{Publish: p}}
+		}
+	}
+	t.f.Outbox = append(t.f.Outbox, out)
+	t.changed = true
+	t.effects = append(t.effects, Effect{Kind: Send, FlowID: t.f.Id, Out: out})
+}
+
+func startCopy(s *wire.StartFlow) *wire.StartFlow {
+	return &wire.StartFlow{
+		Type: s.Type, Attributes: s.Attributes, Steps: s.Steps, Items: s.Items, Publish: s.Publish, RetentionUs: s.RetentionUs,
+		RequestId: s.RequestId, Reuse: s.Reuse, DelayUs: s.DelayUs, TimeoutUs: s.TimeoutUs, Priority: s.Priority,
+		Closes: s.Closes, Parent: s.Parent, Trace: s.Trace,
+	}
+}
+
+// sendChild starts the child flow that a condition waits for, or asks to be told
+// of the one that is there.
+func (t *tx) sendChild(s *wire.Step, condition uint32, on *wire.OnFlow) {
+	start := &wire.StartFlow{Reuse: wire.StartFlow_ATTACH}
+	if on.Start != nil {
+		start = startCopy(on.Start)
+		start.Closes = true
+	}
+	start.Parent = &wire.Link{FlowId: t.f.Id, RunId: t.f.RunId, Exec: s.Exec, Condition: condition}
+	t.send(&wire.Send{FlowId: on.FlowId, Command: &wire.Send_Start{Start: start}}, s.Exec, condition)
+}
+
+// tellParent sends how the run ended to a step that waits for it.
+func (t *tx) tellParent(p *wire.Link) {
+	f := t.f
+	t.send(&wire.Send{FlowId: p.FlowId, Command: &wire.Send_ChildClosed{ChildClosed: &wire.ChildClosed{
+		Exec: p.Exec, Condition: p.Condition, FlowId: f.Id, RunId: f.RunId, Status: f.Status, Output: f.Output, Error: f.Error}}}, 0, 0)
+}
+
+// applyOutboxDone ends a send. A child that could not be started fails the
+// condition that waits for it.
+func (t *tx) applyOutboxDone(c *wire.OutboxDone) error {
+	i := slices.IndexFunc(t.f.Outbox, func(o *wire.Outgoing) bool { return o.Id == c.Id })
+	if i < 0 {
+		return refuse(StaleAttempt, "flow %q has no send %d", t.f.Id, c.Id)
+	}
+	o := t.f.Outbox[i]
+	// The old list may be in rows that are being written.
+	t.f.Outbox = slices.Delete(slices.Clone(t.f.Outbox), i, i+1)
+	t.changed, t.keepUpdated = true, true
+	s, st := t.condition(o.Exec, o.Condition)
+	if s == nil || st.Done {
+		return nil
+	}
+	if c.Error == "" {
+		st.RunId = c.RunId
+		return nil
+	}
+	st.Done, st.Status, st.Error = true, wire.Status_FAILED, c.Error
+	t.keepUpdated = false
+	t.evaluate(s)
+	return nil
+}
+
+// condition gives a condition of a step that waits.
+func (t *tx) condition(exec uint64, i uint32) (*wire.Step, *wire.ConditionState) {
+	s := stepOf(t.f, exec)
+	if exec == 0 || s == nil || s.State != wire.Step_WAITING || int(i) >= len(s.Conditions) {
+		return nil, nil
+	}
+	return s, s.Conditions[i]
+}
+
+// applyChildClosed tells a waiting step how its child ended. One that comes too
+// late, or again, changes nothing.
+func (t *tx) applyChildClosed(c *wire.ChildClosed) error {
+	t.reply = Reply{RunID: t.f.RunId}
+	s, st := t.condition(c.Exec, c.Condition)
+	if s == nil || st.Done || s.Spec.Wait.Conditions[c.Condition].GetFlow().GetFlowId() != c.FlowId {
+		return nil
+	}
+	st.Done, st.Status, st.Output, st.Error, st.RunId = true, c.Status, c.Output, c.Error, c.RunId
+	t.changed = true
+	t.evaluate(s)
+	return nil
+}
