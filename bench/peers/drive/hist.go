@@ -1,0 +1,1 @@
+../../../internal/bench/hist.go

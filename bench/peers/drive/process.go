@@ -1,0 +1,1 @@
+../../../internal/bench/process.go

@@ -1,0 +1,66 @@
+# Shared by the run.sh of the durable engines. Sourced after scripts/bench-lib.sh.
+# shellcheck shell=bash
+
+CLIENTS=${CLIENTS:-1,64,256}
+WARMUP=${WARMUP:-5s}
+DURATION=${DURATION:-15s}
+RUNS=${RUNS:-3}
+SCENARIOS=${SCENARIOS:-}
+PERDURE=${PERDURE:-yes}
+BIN=${BIN:-bin/perdure}
+OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
+command -v go >/dev/null || die "go is missing"
+ulimit -n "$(ulimit -Hn)" 2>/dev/null || say "could not raise the limit of open files"
+if [ "$PERDURE" = yes ] && [ ! -x "$BIN" ]; then
+  CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$BIN" ./cmd/perdure
+fi
+
+# build_driver PEER: its module's go.sum pins everything.
+build_driver() { CGO_ENABLED=0 go build -C "bench/peers/$1" -trimpath -buildvcs=false -o "$WORK/$1-bench" .; }
+
+# drive PEER FLAG...: runs the driver, its points go to a file. The driver is
+# stopped when the script is.
+drive() {
+  local peer=$1
+  shift
+  start "$peer-bench" "$WORK/$peer-bench" -scenarios "$SCENARIOS" -clients "$CLIENTS" -warmup "$WARMUP" -duration "$DURATION" "$@"
+  tail -n +1 -s 0.2 -f --pid="${PIDS[$peer-bench]}" "$WORK/$peer-bench.log" | sed -u '/^{/d' >&2 &
+  local failed=0
+  wait "${PIDS[$peer-bench]}" || failed=$?
+  unset "PIDS[$peer-bench]"
+  wait $! 2>/dev/null || true
+  grep '^{' "$WORK/$peer-bench.log" >>"$OUT/peer.jsonl" || true
+  return "$failed"
+}
+
+# ours N: the same scenarios and clients on Perdure, each with a fresh server.
+ours() {
+  local scenario clients
+  for scenario in $(tr , ' ' <<<"${SCENARIOS:-flow-start,sequential-steps,rpc-read,rpc-locked-update,channel-wake}"); do
+    for clients in $(tr , ' ' <<<"$CLIENTS"); do
+      "$BIN" bench "$scenario" --clients "$clients" --warmup "$WARMUP" --duration "$DURATION" --runs 1 --json >>"$OUT/perdure.jsonl"
+    done
+  done
+}
+
+# rounds: peer and Perdure in turns, RUNS times, and the table at the end.
+rounds() {
+  local n
+  : >"$OUT/peer.jsonl"
+  : >"$OUT/perdure.jsonl"
+  for ((n = 1; n <= RUNS; n++)); do
+    say "round $n of $RUNS: $(basename "$HERE")"
+    round "$n"
+    if [ "$PERDURE" = yes ]; then
+      say "round $n of $RUNS: perdure"
+      ours "$n"
+    fi
+  done
+  if [ "$PERDURE" = yes ]; then
+    "$BIN" bench ratios "$OUT/perdure.jsonl" "$OUT/peer.jsonl" | tee "$OUT/table.txt"
+  else
+    cat "$OUT/peer.jsonl"
+  fi
+  say "points and settings in $OUT"
+}

@@ -1,0 +1,2 @@
+// Package bench measures the durable engine.
+package bench
