@@ -90,13 +90,20 @@ func (b *Batch) put(key []byte, m encoder) {
 	b.fail(op.Finish())
 }
 
-// PutFlow writes a flow and keeps the index of open flows.
-func (b *Batch) PutFlow(f *wire.Flow) {
+// PutFlow writes a flow with all its attributes and keeps the index of open flows.
+func (b *Batch) PutFlow(f *wire.Flow) { b.PutFlowSince(f, 0) }
+
+// PutFlowSince writes a flow whose attributes were set before lsn are in the
+// tables already: large ones of these are not written again.
+func (b *Batch) PutFlowSince(f *wire.Flow, lsn uint64) {
 	if b.fail(CheckFlowID(f.GetId())) {
 		return
 	}
+	whole := f.Attributes
+	f.Attributes = b.putValues(f.Id, whole, lsn)
 	b.key = appendIDKey(b.key[:0], tableFlow, f.Id)
 	b.put(b.key, f)
+	f.Attributes = whole
 	b.marks = append(b.marks, mark{f.Id, core.HasOutstanding(f)})
 }
 
@@ -134,6 +141,7 @@ func (b *Batch) DeleteFlow(id string) {
 	b.key = appendIDKey(b.key[:0], tableFlow, id)
 	b.fail(b.b.Delete(b.key, nil))
 	b.fail(b.b.DeleteRange(appendEventsKey(nil, id), afterEvents(nil, id), nil))
+	b.fail(b.b.DeleteRange(appendValuesKey(nil, id), afterValues(nil, id), nil))
 	b.marks = append(b.marks, mark{id, false})
 }
 

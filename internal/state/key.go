@@ -12,6 +12,7 @@ import (
 // The whole key layout. The first byte names the table; numbers are
 // big-endian, so that byte order is number order.
 //
+//	a <flow ID> 00 <name>          a large attribute  → its value
 //	e <flow ID> 00 <lsn:8> <n:4>   one event          → wire.Event
 //	f <flow ID>                    one flow           → wire.Flow
 //	m <key>                        the writer's row   → the writer's bytes
@@ -22,6 +23,7 @@ import (
 // A flow ID has no NUL byte, so the NUL behind it in the event table ends it:
 // no flow's events lie within another's, whatever the IDs.
 const (
+	tableValue    = 'a'
 	tableEvent    = 'e'
 	tableFlow     = 'f'
 	tableMeta     = 'm'
@@ -88,6 +90,14 @@ func appendOutboxKey(b []byte, p pos) []byte { return appendPos(append(b, tableO
 
 // afterEvents is the first key behind all events of the flow.
 func afterEvents(b []byte, id string) []byte { return append(appendIDKey(b, tableEvent, id), 1) }
+
+// appendValuesKey gives what the keys of all large attributes of a flow begin with.
+func appendValuesKey(b []byte, id string) []byte { return append(appendIDKey(b, tableValue, id), 0) }
+
+func appendValueKey(b []byte, id, name string) []byte { return append(appendValuesKey(b, id), name...) }
+
+// afterValues is the first key behind all large attributes of the flow.
+func afterValues(b []byte, id string) []byte { return append(appendIDKey(b, tableValue, id), 1) }
 
 // prefixEnd gives the first key behind all keys with this prefix, in place.
 // The table byte is never 0xff, so there always is one.

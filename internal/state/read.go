@@ -19,7 +19,11 @@ func (d *DB) Flow(id string) (*wire.Flow, error) {
 		return nil, ErrClosed
 	}
 	defer d.gate.leave()
-	return get(d, appendIDKey(nil, tableFlow, id), decodeFlow)
+	f, err := get(d, appendIDKey(nil, tableFlow, id), decodeFlow)
+	if f == nil || err != nil {
+		return nil, err
+	}
+	return f, d.fill(f)
 }
 
 // Meta gives one of the writer's own rows, or nil when there is none.
@@ -98,7 +102,8 @@ func eventRow(fn func(*wire.Event) error) func(key, row []byte) error {
 
 // Flows calls fn with the flows whose ID begins with prefix, in order of ID or
 // against it, at most limit of them (0 or less: all). A page begins behind
-// after, the last ID of the page before; empty = the first page.
+// after, the last ID of the page before; empty = the first page. Large values of
+// attributes are left out: the attribute has their size.
 func (d *DB) Flows(prefix, after string, limit int, desc bool, fn func(*wire.Flow) error) error {
 	lower := appendIDKey(nil, tableFlow, prefix)
 	upper := prefixEnd(appendIDKey(nil, tableFlow, prefix))
@@ -124,7 +129,8 @@ func (d *DB) Flows(prefix, after string, limit int, desc bool, fn func(*wire.Flo
 }
 
 // OpenFlows calls fn with the flows that have outstanding effects, in order of
-// ID, at a cost that grows with these and not with all flows.
+// ID, at a cost that grows with these and not with all flows. Large values of
+// attributes are left out: the attribute has their size.
 func (d *DB) OpenFlows(fn func(*wire.Flow) error) error {
 	return d.scan([]byte{tableOpen}, []byte{tableOpen + 1}, 0, false, func(key, _ []byte) error {
 		f, err := get(d, appendIDKey(nil, tableFlow, string(key[1:])), decodeFlow)
@@ -191,6 +197,9 @@ func (d *DB) Hash() (uint64, error) {
 		_, _ = h.Write(size[:]) // a hash never fails
 		_, _ = h.Write(key)
 		_, _ = h.Write(row)
+		if key[0] == tableFlow {
+			return d.hashValues(h, row)
+		}
 		return nil
 	}
 	for _, table := range []byte{tableEvent, tableFlow} {
