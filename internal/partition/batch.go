@@ -26,6 +26,7 @@ type gate struct {
 	hot     *hotFlow
 	flowID  string
 	events  []*wire.Event
+	removed []string // attributes
 	effects []effect
 	reply   core.Reply
 	answer  func(core.Reply, error)
@@ -80,10 +81,13 @@ func (b *batch) encodeRows() {
 			}
 			b.rows.PutEvent(g.flowID, ev)
 		}
+		for _, name := range g.removed {
+			b.rows.DropValue(g.flowID, name)
+		}
 	}
 	for _, h := range b.dirty {
 		if h.flow != nil {
-			b.rows.PutFlow(h.flow)
+			b.rows.PutFlowSince(h.flow, b.firstLSN)
 		}
 	}
 }

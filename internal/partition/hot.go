@@ -63,6 +63,9 @@ func (m *Machine) changed(h *hotFlow, lsn uint64, out core.Output) {
 		h.tail, h.tailBytes, h.tailFrom = nil, 0, core.Cursor{}
 	}
 	h.flow, h.lastLSN = out.Flow, lsn
+	if out.Flow != nil && out.Flow.Closes {
+		return // nobody asks for the history of its work
+	}
 	for _, ev := range out.Events {
 		h.tail = append(h.tail, ev)
 		h.tailBytes += eventBytes(ev)
@@ -98,7 +101,7 @@ func (s *hotSet) shrink(flows, bytes int) {
 	el := s.lru.Back()
 	for scanned := 0; el != nil && (len(s.byID) > flows || s.bytes > bytes) && scanned < shrinkScan; scanned++ {
 		prev := el.Prev()
-		if h := el.Value.(*hotFlow); h.pins == 0 && (h.flow == nil || !core.IsBusy(h.flow)) {
+		if h := el.Value.(*hotFlow); h.pins == 0 && (h.flow == nil || !core.IsRunning(h.flow)) {
 			s.drop(h)
 		}
 		el = prev
@@ -122,7 +125,7 @@ func (m *Machine) PageOut() int {
 			break
 		}
 		el = el.Prev()
-		if h.pins == 0 && (h.flow == nil || !core.IsBusy(h.flow)) {
+		if h.pins == 0 && (h.flow == nil || !core.IsRunning(h.flow)) {
 			m.hot.drop(h)
 			n++
 		}
@@ -165,7 +168,8 @@ func (w *Work) Committed() bool { return w.committed.Load() }
 const historyPage = 1024
 
 // History calls fn for each event of the flow up to the attempt's start, its
-// own start event included, oldest first. Safe on any goroutine.
+// own start event included, oldest first. Not for flows that close: their
+// handlers go by attributes. Safe on any goroutine.
 func (w *Work) History(fn func(*wire.Event) error) error {
 	if w.tailFrom.LSN != 0 {
 		if err := w.stored(fn); err != nil {

@@ -10,6 +10,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/env"
@@ -32,15 +33,50 @@ var (
 // Executor runs effects. Its methods are called on the partition's goroutine
 // and must not block.
 type Executor interface {
-	// Dispatch hands out an attempt. When w.Committed is false the start is not
-	// durable yet; Commit follows, or Abort.
+	// Reserve takes up to want worker slots for what the next command on the flow
+	// starts, and says how many it took. It is called before each command that may
+	// start steps, and must be quick.
+	Reserve(flowID, flowType string, want int) int
+	// Release gives back slots that the command did not use.
+	Release(flowID, flowType string, n int)
+	// Dispatch hands out an attempt, on a reserved slot. When w.Committed is false
+	// the start is not durable yet; Commit follows, or Abort.
 	Dispatch(w *Work)
 	// Commit says that the start of an attempt dispatched early is durable.
 	Commit(w *Work)
 	// Cancel asks a running attempt to end early with a result of its own.
 	Cancel(flowID string, exec uint64, attempt core.Attempt, reason string)
+	// Queue says that a step waits for a slot (see core.Queue): propose StartQueued
+	// when there is one.
+	Queue(q core.Effect)
+	// Done says that a step holds its concurrency key no more.
+	Done(flowID, flowType string, exec uint64, key string)
 	// Abort ends everything: the ownership is lost, no result is wanted.
 	Abort()
+}
+
+// Unlimited is what Reserve answers where attempts need no slots.
+const Unlimited = math.MaxInt32
+
+// Slotless is for executors whose attempts need no slots, to be embedded.
+type Slotless struct{}
+
+// Reserve implements Executor.
+func (Slotless) Reserve(_, _ string, _ int) int { return Unlimited }
+
+// Release implements Executor.
+func (Slotless) Release(_, _ string, _ int) {}
+
+// Queue implements Executor: nothing is queued but steps with a concurrency key.
+func (Slotless) Queue(core.Effect) {}
+
+// Done implements Executor.
+func (Slotless) Done(_, _ string, _ uint64, _ string) {}
+
+// Outbox takes what flows send to others, at least once. Called on the
+// partition's goroutine; it must not block.
+type Outbox interface {
+	Send(flowID string, out *wire.Outgoing)
 }
 
 // Observer is told of committed events, in order, on the partition's goroutine.
@@ -58,6 +94,7 @@ type Config struct {
 	Log      *journal.Log
 	Executor Executor
 	Observer Observer
+	Outbox   Outbox // may be nil where no flow sends
 
 	MaxBatchBytes   int   // a frame's body; default 1 MiB
 	MaxBatchEntries int   // default 4096
@@ -100,7 +137,7 @@ type Machine struct {
 // Stats counts since the machine was made.
 type Stats struct {
 	Proposals, Entries, Refused, Batches, Bytes uint64
-	Dispatched, Prefetched                      uint64
+	Dispatched, Prefetched                      uint64 // Prefetched: before their commit
 }
 
 // Proposal asks for one command. Entry holds the flow ID and the command; the
@@ -132,7 +169,9 @@ func (m *Machine) Propose(p Proposal) {
 	e := p.Entry
 	e.Version, e.Lsn, e.Epoch = core.EntryVersion, m.nextLSN, m.cfg.Epoch
 	e.Seed, e.TimeUs = m.cfg.Env.Rand.Uint64(), m.now()
+	flowType, slots := m.reserve(h.flow, e)
 	out, err := core.Apply(h.flow, e)
+	m.release(e.FlowId, flowType, slots, out.Effects)
 	if err != nil || !out.Changed {
 		if err != nil {
 			m.stats.Refused++
@@ -145,6 +184,62 @@ func (m *Machine) Propose(p Proposal) {
 		m.fail(err)
 		p.answer(core.Reply{}, m.err)
 	}
+}
+
+// reserve stamps the entry with the slots that it may use.
+func (m *Machine) reserve(f *wire.Flow, e *wire.Entry) (flowType string, slots int) {
+	want := wanted(e)
+	e.Slots = 0
+	if want == 0 {
+		return "", 0
+	}
+	flowType = f.GetType()
+	if c := e.GetStartFlow(); c != nil {
+		flowType = c.Type
+	}
+	slots = m.cfg.Executor.Reserve(e.FlowId, flowType, want)
+	e.Slots = uint32(min(slots, Unlimited))
+	return flowType, slots
+}
+
+// release gives back what the entry's dispatches left of its slots.
+func (m *Machine) release(flowID, flowType string, slots int, effects []core.Effect) {
+	if slots == 0 {
+		return
+	}
+	for i := range effects {
+		if effects[i].Kind == core.Dispatch {
+			slots--
+		}
+	}
+	if slots > 0 {
+		m.cfg.Executor.Release(flowID, flowType, slots)
+	}
+}
+
+// maxWanted bounds the slots that one entry asks for.
+const maxWanted = 256
+
+// wanted says how many steps an entry is likely to start. Too few only means
+// that a step is queued and starts in an entry of its own.
+func wanted(e *wire.Entry) int {
+	n := 1
+	switch c := e.Command.(type) {
+	case *wire.Entry_StartFlow:
+		n = len(c.StartFlow.Steps)
+	case *wire.Entry_StepResult:
+		n = len(c.StepResult.Next) + len(c.StepResult.Publish) + 1
+		if len(c.StepResult.Next) == 1 && len(c.StepResult.Publish) == 0 {
+			n = 1 // the usual
+		}
+	case *wire.Entry_Update:
+		n = len(c.Update.Next) + len(c.Update.Publish)
+	case *wire.Entry_Reset_:
+		n = len(c.Reset_.Steps) + len(c.Reset_.Publish)
+	case *wire.Entry_SetAttributes, *wire.Entry_StopFlow, *wire.Entry_DeleteFlow, *wire.Entry_DropMessages, *wire.Entry_Checkpoint:
+		n = 0
+	}
+	return min(n, maxWanted)
 }
 
 func (p Proposal) answer(r core.Reply, err error) {
@@ -173,7 +268,7 @@ func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal)
 	m.stats.Entries++
 	m.changed(h, e.Lsn, out)
 	b.touch(h)
-	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
+	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
 	return nil
 }
 
@@ -191,7 +286,7 @@ func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
 		}
 		out[i].work = m.work(h, ef.Task)
 		m.stats.Dispatched++
-		if ef.Task.Prefetch {
+		if ef.Task.Prefetch || ef.Task.Spec.Async {
 			m.stats.Prefetched++
 			out[i].early = true
 			m.cfg.Executor.Dispatch(out[i].work)
@@ -222,6 +317,35 @@ func (m *Machine) Read(flowID string, fn func(*wire.Flow, error)) {
 		f = h.flow.CloneVT()
 	}
 	m.atGate(h.lastLSN, func() { fn(f, nil) }, func(_ core.Reply, err error) { fn(nil, err) })
+	m.forget(h)
+}
+
+// View calls extract at once with the flow (nil if there is none), and done when
+// what it saw is durable, or with an error; after an error before extract, done
+// alone is called. extract may keep what never changes (attributes and their
+// list, messages, byte slices), but not the flow.
+func (m *Machine) View(flowID string, extract func(*wire.Flow), done func(error)) {
+	if m.err != nil {
+		done(m.err)
+		return
+	}
+	if err := state.CheckFlowID(flowID); err != nil {
+		done(&core.Error{Code: core.Invalid, Message: err.Error()})
+		return
+	}
+	h, err := m.load(flowID)
+	if err != nil {
+		m.fail(err)
+		done(m.err)
+		return
+	}
+	extract(h.flow)
+	if h.lastLSN <= m.committed {
+		m.forget(h)
+		done(nil)
+		return
+	}
+	m.atGate(h.lastLSN, func() { done(nil) }, func(_ core.Reply, err error) { done(err) })
 	m.forget(h)
 }
 
@@ -300,14 +424,14 @@ func (m *Machine) open(g *gate) {
 		m.cfg.Observer.Publish(g.flowID, g.events)
 	}
 	for i := range g.effects {
-		m.release(&g.effects[i])
+		m.perform(&g.effects[i])
 	}
 	if g.answer != nil {
 		g.answer(g.reply, nil)
 	}
 }
 
-func (m *Machine) release(ef *effect) {
+func (m *Machine) perform(ef *effect) {
 	switch ef.Kind {
 	case core.Dispatch:
 		ef.work.committed.Store(true)
@@ -320,6 +444,12 @@ func (m *Machine) release(ef *effect) {
 		m.cfg.Executor.Cancel(ef.FlowID, ef.Exec, ef.Attempt, ef.Reason)
 	case core.SetTimer:
 		m.timers.add(ef.AtUs, ef.FlowID, ef.Exec)
+	case core.Queue:
+		m.cfg.Executor.Queue(ef.Effect)
+	case core.ReleaseKey:
+		m.cfg.Executor.Done(ef.FlowID, ef.FlowType, ef.Exec, ef.Key)
+	case core.Send:
+		m.cfg.Outbox.Send(ef.FlowID, ef.Out)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 
 // world is one partition on a memory file system, driven by hand.
 type world struct {
+	Slotless
 	t     *testing.T
 	fs    *vfs.MemFS
 	clock *testClock
@@ -375,6 +376,7 @@ func TestRetryTimerFires(t *testing.T) {
 
 // echo answers every attempt at once, from goroutines, through the runner.
 type echo struct {
+	Slotless
 	world
 	r  *Runner
 	wg sync.WaitGroup

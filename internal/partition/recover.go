@@ -14,6 +14,8 @@ type Recovery struct {
 	OpenFlows       int
 	Redispatched    int
 	Timers          int
+	Queued          int
+	Sends           int
 }
 
 // Open makes a Machine: it replays the journal's frames that the tables lack,
@@ -117,7 +119,7 @@ func (m *Machine) replayEntry(b *batch, raw []byte, lsn uint64) error {
 	m.changed(h, lsn, out)
 	b.count++
 	b.touch(h)
-	b.gates = append(b.gates, gate{lsn: lsn, hot: h, flowID: e.FlowId, events: out.Events})
+	b.gates = append(b.gates, gate{lsn: lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed})
 	return nil
 }
 
@@ -131,6 +133,12 @@ func (m *Machine) takeUp(rec *Recovery) error {
 			case core.SetTimer:
 				rec.Timers++
 				m.timers.add(ef.AtUs, ef.FlowID, ef.Exec)
+			case core.Queue:
+				rec.Queued++
+				m.cfg.Executor.Queue(ef)
+			case core.Send:
+				rec.Sends++
+				m.cfg.Outbox.Send(ef.FlowID, ef.Out)
 			case core.Dispatch:
 				rec.Redispatched++
 				again = append(again, &wire.Entry{FlowId: ef.FlowID, Command: &wire.Entry_Redispatch{Redispatch: &wire.Redispatch{

@@ -96,6 +96,13 @@ func (r *Runner) Read(ctx context.Context, flowID string) (*wire.Flow, error) {
 	}
 }
 
+// View calls extract with a flow (nil when there is none) on the partition's
+// goroutine, and done when what it saw is durable; see Machine.View. Neither may
+// block. An error means that neither will be called.
+func (r *Runner) View(flowID string, extract func(*wire.Flow), done func(error)) error {
+	return r.try(request{do: func(m *Machine) { m.View(flowID, extract, done) }})
+}
+
 // Call proposes a command and waits for its outcome.
 func (r *Runner) Call(ctx context.Context, e *wire.Entry) (core.Reply, error) {
 	type answer struct {

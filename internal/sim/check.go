@@ -93,7 +93,7 @@ func (p *part) checkPrefix() {
 }
 
 // silence is an executor that does nothing, for a replay beside.
-type silence struct{}
+type silence struct{ partition.Slotless }
 
 func (silence) Dispatch(*partition.Work)                    {}
 func (silence) Commit(*partition.Work)                      {}

@@ -17,6 +17,7 @@ import (
 // the agent's handler do, with actors in place of models and tools, and checks
 // what it is handed.
 type pool struct {
+	partition.Slotless
 	p    *part
 	runs map[attemptKey]*run // handed out, and not answered durably
 	list []*run              // the same, in order

@@ -54,6 +54,8 @@ type Call struct {
 
 // Pool runs attempts. Make it before the partitions, then Bind them.
 type Pool struct {
+	partition.Slotless // attempts are goroutines
+
 	hub     *stream.Hub
 	handler Handler
 	log     *slog.Logger
@@ -116,6 +118,20 @@ func (p *Pool) Dispatch(w *partition.Work) {
 	p.running.Add(1)
 	p.wg.Add(1) // never beside Stop's Wait
 	go p.run(ctx, call)
+}
+
+// Queue implements partition.Executor. Steps in this process are queued only by
+// a server that did not run them, so they are started at once.
+func (p *Pool) Queue(q core.Effect) {
+	entry := &wire.Entry{FlowId: q.FlowID, Command: &wire.Entry_StartQueued{StartQueued: &wire.StartQueued{Exec: q.Exec}}}
+	go func() {
+		select {
+		case <-p.bound:
+		case <-p.ctx.Done():
+			return
+		}
+		_ = p.set.For(q.FlowID).SubmitWait(p.ctx, partition.Proposal{Entry: entry}) // a loss is the next owner's
+	}()
 }
 
 // Commit implements partition.Executor.
