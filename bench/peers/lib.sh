@@ -22,15 +22,12 @@ build_driver() { CGO_ENABLED=0 go build -C "bench/peers/$1" -trimpath -buildvcs=
 # drive PEER FLAG...: runs the driver, its points go to a file. The driver is
 # stopped when the script is.
 drive() {
-  local peer=$1
+  local peer=$1 failed=0
   shift
-  start "$peer-bench" "$WORK/$peer-bench" -scenarios "$SCENARIOS" -clients "$CLIENTS" -warmup "$WARMUP" -duration "$DURATION" "$@"
-  tail -n +1 -s 0.2 -f --pid="${PIDS[$peer-bench]}" "$WORK/$peer-bench.log" | sed -u '/^{/d' >&2 &
-  local failed=0
-  wait "${PIDS[$peer-bench]}" || failed=$?
+  "$WORK/$peer-bench" -scenarios "$SCENARIOS" -clients "$CLIENTS" -warmup "$WARMUP" -duration "$DURATION" "$@" >>"$OUT/peer.jsonl" &
+  PIDS["$peer-bench"]=$!
+  wait "${PIDS["$peer-bench"]}" || failed=$?
   unset "PIDS[$peer-bench]"
-  wait $! 2>/dev/null || true
-  grep '^{' "$WORK/$peer-bench.log" >>"$OUT/peer.jsonl" || true
   return "$failed"
 }
 

@@ -25,14 +25,9 @@ find_postgres() {
   PG_VERSION=${PG_VERSION#postgres (PostgreSQL) }
 }
 
-# unprivileged COMMAND...: PostgreSQL refuses root.
-unprivileged() {
-  if [ "$(id -u)" = 0 ]; then
-    setpriv --reuid=postgres --regid=postgres --clear-groups -- "$@"
-  else
-    "$@"
-  fi
-}
+# PostgreSQL refuses root; a prefix, since a function would be a process between.
+UNPRIVILEGED=()
+[ "$(id -u)" != 0 ] || UNPRIVILEGED=(setpriv --reuid=postgres --regid=postgres --clear-groups --)
 
 postgres_pid() { head -n 1 "$WORK/postgres/data/postmaster.pid"; }
 
@@ -42,8 +37,8 @@ start_postgres() {
   mkdir "$WORK/postgres"
   chmod 711 "$WORK" # so that its user finds the way
   [ "$(id -u)" != 0 ] || chown postgres "$WORK/postgres"
-  (cd "$WORK/postgres" && unprivileged "$PG_BIN/initdb" -D data -U postgres -A trust -E UTF8 --no-locale >init.log) || die "initdb failed"
-  start postgres unprivileged "$PG_BIN/postgres" -D "$WORK/postgres/data" -k "$WORK/postgres" -h "$HOST" -p "$PG_PORT" \
+  (cd "$WORK/postgres" && "${UNPRIVILEGED[@]}" "$PG_BIN/initdb" -D data -U postgres -A trust -E UTF8 --no-locale >init.log) || die "initdb failed"
+  start postgres "${UNPRIVILEGED[@]}" "$PG_BIN/postgres" -D "$WORK/postgres/data" -k "$WORK/postgres" -h "$HOST" -p "$PG_PORT" \
     -c "max_connections=$PG_MAX_CONNECTIONS" -c "shared_buffers=$PG_SHARED_BUFFERS"
   local i
   for ((i = 0; i < 300; i++)); do
