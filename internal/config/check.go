@@ -67,6 +67,10 @@ func (c *Config) checkListen(errs *Errors) {
 		c.bad(errs, "listen", c.Listen, "can be reached from other machines, but there are no API keys", "",
 			"configure auth.keys, listen on 127.0.0.1, or accept open access with --insecure")
 	}
+	if c.GRPCListen != "" && !c.Insecure && !loopback(c.GRPCListen) && len(c.Auth.Keys) == 0 {
+		c.bad(errs, "grpc_listen", c.GRPCListen, "can be reached from other machines, but there are no API keys", "",
+			"configure auth.keys, listen on 127.0.0.1, or accept open access with --insecure")
+	}
 	if c.AdminListen == "" {
 		return
 	}

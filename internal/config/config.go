@@ -24,6 +24,7 @@ import "time"
 // Load; it is then safe for concurrent use.
 type Config struct {
 	Listen       string        `key:"listen" default:"127.0.0.1:8080" check:"hostport" doc:"Address of the API. Anything but loopback needs auth.keys (or insecure: true)."`
+	GRPCListen   string        `key:"grpc_listen" check:"hostport" doc:"A further address for workers and clients of flows (gRPC), with TLS when flows.cert_file is set. Empty = off: listen serves them too."`
 	AdminListen  string        `key:"admin_listen" check:"hostport" doc:"Address of the admin server (pprof), which has no authentication. Empty = off."`
 	Insecure     bool          `key:"insecure" default:"false" doc:"Allow a non-loopback address without authentication."`
 	Data         string        `key:"data" default:"./data" check:"nonempty" doc:"Directory of the journal, the state and the sinks. One process at a time."`
@@ -32,6 +33,7 @@ type Config struct {
 	JSONLDir     string        `key:"jsonl_dir" doc:"Also write transcripts and events as JSONL files into this directory, for export. Empty = off."`
 
 	Kernel    Kernel               `key:"kernel" doc:"Scheduling of turns."`
+	Flows     Flows                `key:"flows" doc:"Flows of users' own programs."`
 	Limits    Limits               `key:"limits" doc:"What one client may send. Over a limit: a 4xx answer that names it."`
 	Auth      Auth                 `key:"auth" doc:"Who may call the API."`
 	Providers map[string]*Provider `key:"providers" example:"main" doc:"Model providers by name. With no agent configured, provider demo is there by itself."`
@@ -59,6 +61,18 @@ type Kernel struct {
 	MaxQueuedTurnsPerSession int           `key:"max_queued_turns_per_session" default:"16" min:"0" max:"1024" doc:"Turns waiting on one session (on_busy: enqueue); over it: 429."`
 	MaxToolRounds            int           `key:"max_tool_rounds" default:"16" min:"1" max:"1000" doc:"Model calls with tool calls in one turn before it fails."`
 	MaxToolCallsPerRound     int           `key:"max_tool_calls_per_round" default:"32" min:"1" max:"256" doc:"Tool calls taken from one model answer; the rest are answered with an error."`
+}
+
+// Flows bounds the flows of users' own programs and their workers.
+type Flows struct {
+	Retention       time.Duration `key:"retention" default:"168h" min:"1s" max:"876000h" doc:"How long a closed flow is kept when its start says nothing."`
+	AttemptTimeout  time.Duration `key:"attempt_timeout" default:"10m" min:"100ms" max:"8760h" doc:"Longest attempt of a step that names no timeout."`
+	CallTimeout     time.Duration `key:"call_timeout" default:"60s" min:"100ms" max:"24h" doc:"Longest call of a client that names no timeout, waits apart."`
+	WorkerHeartbeat time.Duration `key:"worker_heartbeat" default:"5s" min:"100ms" max:"10m" doc:"A worker that is silent for three of these is lost; its tasks are handed out again."`
+	CertFile        string        `key:"cert_file" doc:"Certificate of grpc_listen (PEM). Empty = no TLS."`
+	KeyFile         string        `key:"key_file" doc:"Private key of cert_file (PEM)."`
+	TraceEndpoint   string        `key:"trace_endpoint" doc:"OpenTelemetry collector (OTLP over gRPC, host:port) that gets spans of flows. Empty = off."`
+	TraceRatio      string        `key:"trace_ratio" check:"ratio" default:"0.01" doc:"Share of flows that are traced when the caller did not decide, 0 to 1."`
 }
 
 // Limits bounds what one client may send and how long it may stall.
@@ -151,6 +165,7 @@ type HTTPTool struct {
 type Journal struct {
 	SegmentBytes  ByteSize      `key:"segment_bytes" default:"16MiB" min:"64KiB" max:"4GiB" doc:"Preallocated size of a segment file."`
 	MaxBatchBytes ByteSize      `key:"max_batch_bytes" default:"1MiB" min:"4KiB" max:"64MiB" doc:"Largest batch of one sync."`
+	AddedLatency  time.Duration `key:"added_latency" flag:"store-latency" default:"0s" min:"0s" max:"10s" doc:"For tests: each sync takes this much longer (a distribution around it)."`
 	SnapshotBytes ByteSize      `key:"snapshot_bytes" default:"64MiB" min:"64KiB" max:"1024GiB" doc:"Journal size of a partition at which its tables are snapshot and the journal is trimmed."`
 	SnapshotEvery time.Duration `key:"snapshot_every" default:"10m" min:"100ms" max:"24h" doc:"The same by age, so that a quiet partition does not pin its journal."`
 }

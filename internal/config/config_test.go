@@ -136,7 +136,7 @@ agents: {a: {provider: p}}
 // sample is an allowed text for a key.
 func sample(f *field, path string) string {
 	special := map[string]string{
-		"listen": "127.0.0.1:9", "admin_listen": "127.0.0.1:10", "store": "mem:", "agents.a.provider": "p", "agents.a.tools": "[t]",
+		"listen": "127.0.0.1:9", "grpc_listen": "127.0.0.1:2", "flows.trace_ratio": "0.5", "admin_listen": "127.0.0.1:10", "store": "mem:", "agents.a.provider": "p", "agents.a.tools": "[t]",
 		"tools.t.http.allow_hosts": "h", "auth.keys": "[{name: n, key_env: AKEY}]", "tools.t.parameters": "{type: object}",
 		"providers.p.api_key_env": "AKEY", "providers.p.api_key_file": "key", "providers.p.type": "openai",
 	}
@@ -314,7 +314,7 @@ func TestFlags(t *testing.T) {
 		}
 	})
 	for _, tt := range []struct{ arg, want string }{
-		{"--grpc-listen=h:1", "Flows release"},
+		{"--grpc-listen=h:1", "grpc_listen"},
 		{"--set=x", "has no ="},
 		{"--set=kernel.partitons=3", `unknown key (did you mean "kernel.partitions"?)`},
 		{"--set=kernel.partitions=3,", "is not a whole number"},

@@ -36,7 +36,6 @@ type Flags struct {
 	shortcuts []flagKey
 	set       []string
 	config    string
-	grpc      *flagText
 }
 
 type flagKey struct {
@@ -77,9 +76,6 @@ func RegisterFlags(fs *pflag.FlagSet) *Flags {
 		fs.Var(t, s.flag, s.doc)
 		f.shortcuts = append(f.shortcuts, flagKey{s.path, s.flag, t})
 	}
-	f.grpc = &flagText{kind: "host:port"}
-	fs.Var(f.grpc, "grpc-listen", "reserved: workers connect here from the Flows release on")
-	fs.Lookup("grpc-listen").Hidden = true
 	for _, k := range allKeys {
 		if k.Flag == "" {
 			continue
@@ -140,9 +136,6 @@ func (f *Flags) configPath() string {
 func (f *Flags) settings() (out, given []setting, errs Errors) {
 	if f == nil {
 		return nil, nil, nil
-	}
-	if f.grpc.given {
-		errs = append(errs, &Error{Where: "--grpc-listen", Problem: "is not served by this release", Hint: "worker connections come with the Flows release"})
 	}
 	for _, s := range f.shortcuts {
 		if s.text.given {

@@ -188,6 +188,7 @@ var checks = map[string]check{
 	"sha256":   {"64 hex digits in lower case", match(shaRE)},
 	"hosts":    {"host names or IP addresses, without scheme and port", checkHost},
 	"hostport": {"host:port, like 127.0.0.1:8080 or [::1]:8080", func(text string) string { _, p := splitHostPort(text); return p }},
+	"ratio":    {"0 to 1", checkRatio},
 	"store":    {`empty (local segments) or mem:`, checkStore},
 	"httpurl":  {"an http:// or https:// URL without user and password", checkURL},
 	"baseurl": {"an http:// or https:// URL without user, password and query", func(text string) string {
@@ -203,6 +204,13 @@ func checkHost(text string) string {
 		return ""
 	}
 	return "is not a host"
+}
+
+func checkRatio(text string) string {
+	if v, err := strconv.ParseFloat(text, 64); err != nil || v < 0 || v > 1 {
+		return "is not a share"
+	}
+	return ""
 }
 
 func checkStore(text string) string {

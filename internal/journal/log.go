@@ -38,6 +38,9 @@ type Options struct {
 	// salts them by number only, which still tells a recycled file's former
 	// content apart, but not one made by a foe.
 	Rand env.Rand
+	// AddedLatency runs after each sync of a frame, before its acknowledgement:
+	// a benchmark waits here to imitate a slower store. nil = nothing.
+	AddedLatency func()
 }
 
 const (
@@ -211,6 +214,9 @@ func (l *Log) Append(f Frame) error {
 	}
 	if err := l.active.SyncData(); err != nil {
 		return l.poison(fmt.Errorf("sync %s: %w", seg.name(), err))
+	}
+	if l.opts.AddedLatency != nil {
+		l.opts.AddedLatency()
 	}
 	l.acknowledge(f, off+n)
 	l.keepHouse()

@@ -27,6 +27,7 @@ type gate struct {
 	flowID  string
 	events  []*wire.Event
 	removed []string // attributes
+	private bool     // sinks are not told: of a flow that closes
 	effects []effect
 	reply   core.Reply
 	answer  func(core.Reply, error)
@@ -79,7 +80,11 @@ func (b *batch) encodeRows() {
 				b.rows.DeleteFlow(g.flowID) // what follows may create it anew
 				continue
 			}
-			b.rows.PutEvent(g.flowID, ev)
+			if g.private {
+				b.rows.PutPrivateEvent(g.flowID, ev)
+			} else {
+				b.rows.PutEvent(g.flowID, ev)
+			}
 		}
 		for _, name := range g.removed {
 			b.rows.DropValue(g.flowID, name)

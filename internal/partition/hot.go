@@ -63,7 +63,7 @@ func (m *Machine) changed(h *hotFlow, lsn uint64, out core.Output) {
 		h.tail, h.tailBytes, h.tailFrom = nil, 0, core.Cursor{}
 	}
 	h.flow, h.lastLSN = out.Flow, lsn
-	if out.Flow != nil && out.Flow.Closes {
+	if closes(out) {
 		return // nobody asks for the history of its work
 	}
 	for _, ev := range out.Events {

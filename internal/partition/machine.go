@@ -268,9 +268,11 @@ func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal)
 	m.stats.Entries++
 	m.changed(h, e.Lsn, out)
 	b.touch(h)
-	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
+	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
 	return nil
 }
+
+func closes(out core.Output) bool { return out.Flow != nil && out.Flow.Closes }
 
 // takeEffects turns dispatches into work and starts those that may begin
 // before their commit.
