@@ -110,6 +110,19 @@ func (b *Batch) PutFlowSince(f *wire.Flow, lsn uint64) {
 // PutEvent writes one event of a flow. Its LSN must be above the LSN the
 // tables are at when the batch is committed, and not above the batch's own.
 func (b *Batch) PutEvent(flowID string, e *wire.Event) {
+	b.PutPrivateEvent(flowID, e)
+	if b.err == nil && b.d.o.Outbox {
+		op := b.b.SetDeferred(1+cursorBytes, len(flowID))
+		op.Key[0] = tableOutbox
+		putPos(op.Key[1:], pos{e.Lsn, e.N})
+		copy(op.Value, flowID)
+		b.fail(op.Finish())
+		b.rows++
+	}
+}
+
+// PutPrivateEvent is PutEvent for an event that sinks are not told of.
+func (b *Batch) PutPrivateEvent(flowID string, e *wire.Event) {
 	if b.fail(CheckFlowID(flowID)) {
 		return
 	}
@@ -121,14 +134,6 @@ func (b *Batch) PutEvent(flowID string, e *wire.Event) {
 	}
 	if b.last.less(p) {
 		b.last = p
-	}
-	if b.d.o.Outbox {
-		op := b.b.SetDeferred(1+cursorBytes, len(flowID))
-		op.Key[0] = tableOutbox
-		putPos(op.Key[1:], p)
-		copy(op.Value, flowID)
-		b.fail(op.Finish())
-		b.rows++
 	}
 }
 
