@@ -10,6 +10,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 
 	"github.com/perdure-dev/perdure/internal/core"
@@ -132,13 +133,20 @@ type Machine struct {
 	timers    timerHeap
 	err       error // why the ownership ended
 	stats     Stats
+	byType    map[string]uint64
 }
 
 // Stats counts since the machine was made.
 type Stats struct {
 	Proposals, Entries, Refused, Batches, Bytes uint64
 	Dispatched, Prefetched                      uint64 // Prefetched: before their commit
+	// EntriesByType is Entries by flow type; beyond MaxTypeStats types they count
+	// as of "".
+	EntriesByType map[string]uint64
 }
+
+// MaxTypeStats bounds the flow types that are counted apart.
+const MaxTypeStats = 1000
 
 // Proposal asks for one command. Entry holds the flow ID and the command; the
 // machine stamps the rest.
@@ -266,10 +274,23 @@ func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal)
 	}
 	m.nextLSN++
 	m.stats.Entries++
+	m.count(h.flow, out.Flow)
 	m.changed(h, e.Lsn, out)
 	b.touch(h)
 	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
 	return nil
+}
+
+// count counts an entry by the type of its flow, which may be new or gone.
+func (m *Machine) count(before, after *wire.Flow) {
+	typ := after.GetType()
+	if after == nil {
+		typ = before.GetType()
+	}
+	if _, ok := m.byType[typ]; !ok && len(m.byType) >= MaxTypeStats {
+		typ = ""
+	}
+	m.byType[typ]++
 }
 
 func closes(out core.Output) bool { return out.Flow != nil && out.Flow.Closes }
@@ -483,7 +504,11 @@ func (m *Machine) fail(err error) {
 func (m *Machine) Err() error { return m.err }
 
 // Stats gives the counters.
-func (m *Machine) Stats() Stats { return m.stats }
+func (m *Machine) Stats() Stats {
+	st := m.stats
+	st.EntriesByType = maps.Clone(m.byType)
+	return st
+}
 
 // CommittedLSN is the newest committed entry.
 func (m *Machine) CommittedLSN() uint64 { return m.committed }

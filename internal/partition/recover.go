@@ -24,7 +24,7 @@ type Recovery struct {
 // those.
 func Open(cfg Config) (*Machine, Recovery, error) {
 	cfg.setDefaults()
-	m := &Machine{cfg: cfg}
+	m := &Machine{cfg: cfg, byType: map[string]uint64{}}
 	m.hot.byID = map[string]*hotFlow{}
 	m.committed = cfg.Tables.AppliedLSN()
 	m.nextLSN = m.committed + 1
