@@ -38,6 +38,8 @@ var levels = []struct {
 	{"internal/stream", 38},
 	{"internal/effect/worker", 40},
 	{"internal/dispatch", 40},
+	{"internal/tracing", 40},
+	{"internal/search", 45},
 
 	{"internal/agent", 45},
 	{"internal/session", 50},
