@@ -28,8 +28,8 @@ func inline(what string, b []byte) error {
 		Hint: "keep large values in attributes and inputs of steps, and send their name"}
 }
 
-// toAttributes encodes attributes; large values go ahead of them.
-func (c *Client) toAttributes(ctx context.Context, flowID string, attrs []Attribute) ([]*wire.Attribute, error) {
+// toAttributes encodes attributes.
+func toAttributes(attrs []Attribute) ([]*wire.Attribute, error) {
 	if len(attrs) == 0 {
 		return nil, nil
 	}
@@ -39,17 +39,24 @@ func (c *Client) toAttributes(ctx context.Context, flowID string, attrs []Attrib
 		if err != nil {
 			return nil, err
 		}
-		w := &wire.Attribute{Name: a.Name, Value: v, Index: wire.Attribute_Index(a.Index)}
-		if len(v) > maxInline {
-			ref, err := c.putBlob(ctx, flowID, v)
-			if err != nil {
-				return nil, err
-			}
-			w.Value, w.Blob, w.Size = nil, ref.Blob, uint64(len(v))
-		}
-		out[i] = w
+		out[i] = &wire.Attribute{Name: a.Name, Value: v, Index: wire.Attribute_Index(a.Index)}
 	}
 	return out, nil
+}
+
+// storeLarge moves large values into blobs.
+func (c *Client) storeLarge(ctx context.Context, flowID string, attrs []*wire.Attribute) error {
+	for _, a := range attrs {
+		if len(a.Value) <= maxInline {
+			continue
+		}
+		ref, err := c.putBlob(ctx, flowID, a.Value)
+		if err != nil {
+			return err
+		}
+		a.Blob, a.Size, a.Value = ref.Blob, uint64(len(a.Value)), nil
+	}
+	return nil
 }
 
 // fetchLarge fills in values that are in blobs.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/perdure-dev/perdure/flow"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -31,18 +32,17 @@ func raw(b []byte) json.RawMessage {
 }
 
 // encode makes the JSON of a value. A json.RawMessage is checked and taken as
-// it is; nil is no value.
+// it is; nil, and flow.None, is no value.
 func encode(what string, v any) ([]byte, error) {
 	switch v := v.(type) {
-	case nil:
+	case nil, flow.None:
 		return nil, nil
 	case json.RawMessage:
-		if len(v) > 0 && !json.Valid(v) {
-			return nil, invalid("", "%s is not JSON", what)
+		if len(v) == 0 {
+			return nil, nil
 		}
-		return v, nil
 	}
-	b, err := json.Marshal(v)
+	b, err := flow.Encode(v)
 	if err != nil {
 		return nil, invalid("", "%s: %v", what, err)
 	}

@@ -29,8 +29,6 @@ type StartRequest struct {
 	Timeout   time.Duration // of the run; 0 = none
 	Retention time.Duration // how long it is kept when closed; 0 = the server's default; or Forever
 	Priority  int           // 0 to 9; higher is handed out first
-
-	spec *wire.StepSpec // options of the first step
 }
 
 // Publishing is messages for one channel.
@@ -59,6 +57,13 @@ func (c *Client) Start(ctx context.Context, r StartRequest) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
+	st, err := c.start(ctx, w)
+	// With a key of our own only our own first try can have been there before.
+	st.Created = st.Created || err == nil && own && r.Reuse != Attach
+	return st, err
+}
+
+func (c *Client) start(ctx context.Context, w *wire.StartRequest) (Started, error) {
 	a, err := c.do(ctx, &wire.Call{Verb: &wire.Call_Start{Start: w}}, keyed)
 	if err != nil {
 		return Started{}, err
@@ -67,9 +72,7 @@ func (c *Client) Start(ctx context.Context, r StartRequest) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
-	// With a key of our own only our own first try can have been there before.
-	created := re.Created || own && r.Reuse != Attach
-	return Started{FlowID: re.FlowId, RunID: re.RunId, Created: created}, nil
+	return Started{FlowID: re.FlowId, RunID: re.RunId, Created: re.Created}, nil
 }
 
 // startRequest encodes r; a large input goes ahead of it.
@@ -87,19 +90,18 @@ func (c *Client) startRequest(ctx context.Context, r *StartRequest) (*wire.Start
 	w := &wire.StartRequest{
 		FlowId: r.ID, FlowType: r.Type, Step: r.Step, Input: input, Reuse: wire.StartFlow_Reuse(r.Reuse), RequestId: r.RequestID,
 		DelayUs: r.Delay.Microseconds(), TimeoutUs: r.Timeout.Microseconds(), RetentionUs: r.Retention.Microseconds(),
-		Priority: uint32(r.Priority), Spec: r.spec,
+		Priority: uint32(r.Priority),
 	}
 	if r.Retention < 0 {
 		w.RetentionUs = -1
 	}
-	if len(input) > maxInline {
-		ref, err := c.putBlob(ctx, r.ID, input)
-		if err != nil {
-			return nil, err
-		}
-		w.Input, w.InputBlob = nil, ref.Blob
+	if err := c.storeInput(ctx, w); err != nil {
+		return nil, err
 	}
-	if w.Attributes, err = c.toAttributes(ctx, r.ID, r.Attributes); err != nil {
+	if w.Attributes, err = toAttributes(r.Attributes); err != nil {
+		return nil, err
+	}
+	if err := c.storeLarge(ctx, r.ID, w.Attributes); err != nil {
 		return nil, err
 	}
 	for _, p := range r.Publish {
@@ -110,6 +112,25 @@ func (c *Client) startRequest(ctx context.Context, r *StartRequest) (*wire.Start
 		w.Publish = append(w.Publish, &wire.PublishRequest{Channel: p.Channel, Payloads: payloads})
 	}
 	return w, nil
+}
+
+// storeInput moves a large input into a blob.
+func (c *Client) storeInput(ctx context.Context, w *wire.StartRequest) error {
+	if len(w.Input) <= maxInline {
+		return nil
+	}
+	ref, err := c.putBlob(ctx, w.FlowId, w.Input)
+	if err != nil {
+		return err
+	}
+	// A recovery step takes the same input.
+	for r := w.Spec.GetRecover(); r != nil; r = r.Recover {
+		if len(r.Input) > maxInline {
+			r.Input, r.InputBlob = nil, ref.Blob
+		}
+	}
+	w.Input, w.InputBlob = nil, ref.Blob
+	return nil
 }
 
 // reply refuses an answer of another kind than its call asks for, which only a
@@ -185,11 +206,18 @@ func (c *Client) Attributes(ctx context.Context, id string, names ...string) ([]
 // SetAttributes sets attributes, all of them or none; one without a value is
 // removed. It needs no worker.
 func (c *Client) SetAttributes(ctx context.Context, id string, attrs ...Attribute) error {
-	w, err := c.toAttributes(ctx, id, attrs)
+	w, err := toAttributes(attrs)
 	if err != nil {
 		return err
 	}
-	_, err = c.do(ctx, &wire.Call{Verb: &wire.Call_SetAttributes{SetAttributes: &wire.SetAttributesRequest{FlowId: id, Attributes: w}}}, once)
+	return c.setAttributes(ctx, id, w)
+}
+
+func (c *Client) setAttributes(ctx context.Context, id string, w []*wire.Attribute) error {
+	if err := c.storeLarge(ctx, id, w); err != nil {
+		return err
+	}
+	_, err := c.do(ctx, &wire.Call{Verb: &wire.Call_SetAttributes{SetAttributes: &wire.SetAttributesRequest{FlowId: id, Attributes: w}}}, once)
 	return err
 }
 
