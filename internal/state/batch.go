@@ -30,16 +30,21 @@ type Batch struct {
 	d     *DB
 	b     pebble.Batch // of no DB, so that it lives through Shrink
 	err   error
-	marks []mark // changes of the open index, in order
+	marks []mark // changes of the derived rows, in order
 	rows  uint64 // outbox rows
 	first pos    // lowest event
 	last  pos    // highest event
 	key   []byte
+
+	entries []byte // of the search index, see mark
 }
 
+// mark is what a flow that was put or deleted asks of the derived rows.
 type mark struct {
-	id   string
-	open bool
+	id       string
+	open     bool
+	over     bool // deleted or closed
+	from, to int  // its entry list in entries
 }
 
 // NewBatch gives an empty batch; Close gives it back.
@@ -60,7 +65,7 @@ func (b *Batch) Close() {
 func (b *Batch) Reset() {
 	b.b.Reset()
 	clear(b.marks)
-	b.marks = b.marks[:0]
+	b.marks, b.entries = b.marks[:0], b.entries[:0]
 	b.err, b.rows, b.first, b.last = nil, 0, pos{}, pos{}
 }
 
@@ -103,8 +108,11 @@ func (b *Batch) PutFlowSince(f *wire.Flow, lsn uint64) {
 	f.Attributes = b.putValues(f.Id, whole, lsn)
 	b.key = appendIDKey(b.key[:0], tableFlow, f.Id)
 	b.put(b.key, f)
+	m := mark{id: f.Id, open: core.HasOutstanding(f), over: f.Status != wire.Status_RUNNING, from: len(b.entries)}
+	b.entries = appendEntries(b.entries, f)
 	f.Attributes = whole
-	b.marks = append(b.marks, mark{f.Id, core.HasOutstanding(f)})
+	m.to = len(b.entries)
+	b.marks = append(b.marks, m)
 }
 
 // PutEvent writes one event of a flow. Its LSN must be above the LSN the
@@ -147,7 +155,7 @@ func (b *Batch) DeleteFlow(id string) {
 	b.fail(b.b.Delete(b.key, nil))
 	b.fail(b.b.DeleteRange(appendEventsKey(nil, id), afterEvents(nil, id), nil))
 	b.fail(b.b.DeleteRange(appendValuesKey(nil, id), afterValues(nil, id), nil))
-	b.marks = append(b.marks, mark{id, false})
+	b.marks = append(b.marks, mark{id: id, over: true})
 }
 
 // PutMeta writes one of the writer's own small rows; a nil value deletes it.
@@ -196,9 +204,11 @@ func (b *Batch) Commit(appliedLSN uint64) error {
 	}
 	if b.err != nil {
 		clear(d.known) // unsure: the next marks are written blindly
+		clear(d.indexed)
 		return b.err
 	}
 	d.prog, d.moved = next, false
+	d.indexed.settle(b.marks)
 	if wiped {
 		d.wiped, d.owed = next.trimmed, 0
 	}
@@ -220,7 +230,9 @@ func (b *Batch) checkOrder(from, to uint64) error {
 // writeMarks turns marks into index rows, but for those known to be there.
 func (b *Batch) writeMarks() {
 	known := b.d.known
-	for _, m := range b.marks {
+	for i := range b.marks {
+		m := &b.marks[i]
+		b.writeIndex(m)
 		if open, ok := known[m.id]; ok && open == m.open {
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 //	a <flow ID> 00 <name>          a large attribute  → its value
 //	e <flow ID> 00 <lsn:8> <n:4>   one event          → wire.Event
 //	f <flow ID>                    one flow           → wire.Flow
+//	i …                            the search index   → see indexkey.go (derived)
 //	m <key>                        the writer's row   → the writer's bytes
 //	o <flow ID>                    open flow          → empty       (derived)
 //	q <lsn:8> <n:4>                outbox of sinks    → flow ID     (derived)

@@ -41,13 +41,14 @@ type DB struct {
 
 	trouble trouble
 
-	mu    sync.Mutex // serialises commits; guards the fields below
-	prog  progress   // what the newest progress row says
-	wiped pos        // outbox rows up to here were range-deleted
-	owed  uint64     // rows between wiped and prog.trimmed
-	moved bool       // prog.trimmed is ahead of the newest progress row
-	known map[string]bool
-	used  int64 // Manual: estimate of bytes in the memtable
+	mu      sync.Mutex // serialises commits; guards the fields below
+	prog    progress   // what the newest progress row says
+	wiped   pos        // outbox rows up to here were range-deleted
+	owed    uint64     // rows between wiped and prog.trimmed
+	moved   bool       // prog.trimmed is ahead of the newest progress row
+	known   map[string]bool
+	indexed indexed
+	used    int64 // Manual: estimate of bytes in the memtable
 
 	trim sync.Mutex // serialises TrimOutbox
 
@@ -66,7 +67,7 @@ func Open(dir string, o Options) (*DB, error) {
 	if o.FS == nil {
 		return nil, errors.New("state: Options.FS is missing")
 	}
-	d := &DB{dir: dir, o: o, known: map[string]bool{}, shared: o.Shared}
+	d := &DB{dir: dir, o: o, known: map[string]bool{}, indexed: indexed{}, shared: o.Shared}
 	if d.shared == nil {
 		d.shared, d.own = NewShared(o.CacheBytes, 0), true
 	}
@@ -80,7 +81,11 @@ func Open(dir string, o Options) (*DB, error) {
 	}
 	d.db = db
 	d.gate.init()
-	if err := d.load(); err != nil {
+	err = d.load()
+	if err == nil {
+		err = d.buildIndex()
+	}
+	if err != nil {
 		_ = db.Close()
 		d.release()
 		return nil, d.openError(err)
