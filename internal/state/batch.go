@@ -44,6 +44,7 @@ type mark struct {
 	id       string
 	open     bool
 	over     bool // deleted or closed
+	fresh    bool // only: see Fresh
 	from, to int  // its entry list in entries
 }
 
@@ -232,7 +233,9 @@ func (b *Batch) writeMarks() {
 	known := b.d.known
 	for i := range b.marks {
 		m := &b.marks[i]
-		b.writeIndex(m)
+		if b.writeIndex(m); m.fresh {
+			continue
+		}
 		if open, ok := known[m.id]; ok && open == m.open {
 			continue
 		}

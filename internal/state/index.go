@@ -126,6 +126,12 @@ func (known indexed) settle(marks []mark) {
 	}
 }
 
+// Fresh promises that the tables have no row of this flow, nor will they get
+// one from a batch in flight. It spares the first PutFlow after it a read.
+func (b *Batch) Fresh(flowID string) {
+	b.marks = append(b.marks, mark{id: flowID, fresh: true})
+}
+
 // writeIndex brings the index from what it has of a flow to what the mark says.
 func (b *Batch) writeIndex(m *mark) {
 	tenant, id, ok := userFlow(m.id)
@@ -134,6 +140,12 @@ func (b *Batch) writeIndex(m *mark) {
 	}
 	list := b.entries[m.from:m.to]
 	old, ok := b.d.indexed[m.id]
+	if m.fresh {
+		if !ok {
+			b.d.indexed[m.id] = nil
+		}
+		return
+	}
 	if ok && bytes.Equal(old, list) {
 		return
 	}

@@ -51,6 +51,9 @@ func (w *world) change(t testing.TB) {
 				continue
 			}
 			f := w.flows[id]
+			if f == nil && w.r.IntN(2) == 0 {
+				b.Fresh(id)
+			}
 			if f == nil || w.r.IntN(6) == 0 {
 				f = &wire.Flow{Id: id, Type: anyOf(w.r, "order", "orde", "user"), CreatedUs: searchNow.UnixMicro() - int64(w.r.IntN(5)), Closes: w.r.IntN(8) > 0}
 			}
@@ -401,6 +404,7 @@ func BenchmarkNewFlowIndexed(b *testing.B) {
 			for b.Loop() {
 				lsn++
 				f := &wire.Flow{Id: fmt.Sprintf("acme/f/%d", lsn), Closes: closes, Type: "order", CreatedUs: int64(lsn)}
+				batch.Fresh(f.Id)
 				batch.PutFlow(f)
 				must(b, batch.Commit(lsn))
 				f.Status, f.ClosedUs = wire.Status_COMPLETED, int64(lsn)
