@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/perdure-dev/perdure/internal/wire"
 )
@@ -144,6 +145,7 @@ type Context struct {
 	waiting    bool
 	locals     []byte
 	checkpoint []byte
+	split      []byte // of Output: a character that has only begun
 }
 
 func (c *Context) writing() *handling { return &c.handling }
@@ -290,8 +292,34 @@ func (c *Context) Output() io.Writer { return (*output)(c) }
 
 type output Context
 
-// Write implements io.Writer.
-func (o *output) Write(p []byte) (int, error) { return o.WriteString(string(p)) }
+// Write implements io.Writer. Bytes that begin a character are kept until the
+// rest of it comes.
+func (o *output) Write(p []byte) (int, error) {
+	n := len(p)
+	if len(o.split) > 0 {
+		p = append(o.split, p...)
+	}
+	whole := wholeText(p)
+	o.split = append([]byte(nil), p[whole:]...)
+	if _, err := o.WriteString(string(p[:whole])); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// wholeText is how many bytes of p are left without a last character that has
+// only begun.
+func wholeText(p []byte) int {
+	for back := 1; back < utf8.UTFMax && back <= len(p); back++ {
+		if c := p[len(p)-back]; utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(p[len(p)-back:]) {
+				return len(p) - back
+			}
+			break
+		}
+	}
+	return len(p)
+}
 
 // WriteString implements io.StringWriter.
 func (o *output) WriteString(s string) (int, error) {

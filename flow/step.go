@@ -87,6 +87,9 @@ func Step[I any](step Executor[I], opts ...StepOption) Part {
 			d.wait = nil
 		}
 	}
+	if strings.HasSuffix(d.name, genericMark) {
+		d.errs = append(d.errs, errors.New("its type is generic: choose its name by a method StepName() string"))
+	}
 	for _, o := range opts {
 		o.set(d)
 	}
@@ -118,6 +121,10 @@ func (d *stepDef) addTo(f *Flow) error {
 	return nil
 }
 
+// genericMark ends the name of a generic type, which is refused: it would hold
+// the paths of its arguments.
+const genericMark = "[]"
+
 // nameOf gives the stored name of a step.
 func nameOf(step any) string {
 	if n, ok := step.(interface{ StepName() string }); ok {
@@ -131,7 +138,7 @@ func nameOf(step any) string {
 		t = t.Elem()
 	}
 	if name, _, generic := strings.Cut(t.Name(), "["); generic {
-		return name + "[]" // refused as a name: it must be chosen by StepName
+		return name + genericMark
 	}
 	return t.Name()
 }

@@ -102,13 +102,14 @@ func decodeFast(v any, b []byte) bool {
 		if !plain(b) {
 			return false
 		}
-		out, err := base64.StdEncoding.AppendDecode(nil, b[1:len(b)-1])
+		out, err := base64.StdEncoding.AppendDecode([]byte{}, b[1:len(b)-1])
 		if err != nil {
 			return false
 		}
 		*p = out
 	case *json.RawMessage:
 		*p = b
+		return json.Valid(b)
 	case *None:
 	default:
 		return false
