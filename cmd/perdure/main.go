@@ -62,7 +62,7 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	c.AddCommand(serveCommand(), chatCommand(), loadCommand(), mockCommand(), simCommand(), doctorCommand(), configCommand(), versionCommand())
+	c.AddCommand(serveCommand(), chatCommand(), loadCommand(), benchCommand(), mockCommand(), simCommand(), doctorCommand(), configCommand(), versionCommand())
 	return c
 }
 

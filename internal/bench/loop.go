@@ -28,9 +28,9 @@ const (
 )
 
 // Op does one operation as client number client, 0 to Clients-1. No two run at
-// once with the same number. It ends at the returned instant, or when it
-// returns if that is zero.
-type Op func(ctx context.Context, client int) (end time.Time, err error)
+// once with the same number. from is when it was to start: now, or earlier in an
+// open loop. It ends at the returned instant, or when it returns if that is zero.
+type Op func(ctx context.Context, client int, from time.Time) (end time.Time, err error)
 
 // Loop puts a load on something.
 //
@@ -84,8 +84,8 @@ type run struct {
 	*Loop
 	ctx       context.Context
 	stop      context.CancelFunc
-	begin     time.Time // of the window, in nanoseconds since start for all below
 	start     time.Time
+	begin     time.Time    // of the window; read after phase has left warming
 	phase     atomic.Int32 // warming, measuring, over
 	failures  atomic.Int64 // in a row
 	units     atomic.Uint64
@@ -192,7 +192,7 @@ func (r *run) pass(until time.Time, warm bool) {
 func (r *run) closed(client int) {
 	for r.phase.Load() != over && r.ctx.Err() == nil {
 		begin := time.Now()
-		end, ok := r.do(client)
+		end, ok := r.do(client, begin)
 		if ok && r.phase.Load() == measuring {
 			r.record(begin, end)
 		}
@@ -200,8 +200,8 @@ func (r *run) closed(client int) {
 }
 
 // do runs one operation and keeps account of failures.
-func (r *run) do(client int) (end time.Time, ok bool) {
-	end, err := r.Op(r.ctx, client)
+func (r *run) do(client int, from time.Time) (end time.Time, ok bool) {
+	end, err := r.Op(r.ctx, client, from)
 	if end.IsZero() {
 		end = time.Now()
 	}
@@ -245,7 +245,7 @@ func (r *run) open(clients *sync.WaitGroup) {
 				if counts {
 					r.lag.Record(time.Since(intended))
 				}
-				if end, ok := r.do(c); ok && counts {
+				if end, ok := r.do(c, intended); ok && counts {
 					r.record(intended, end)
 				}
 			}

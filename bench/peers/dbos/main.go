@@ -90,7 +90,7 @@ func steps(ctx dbos.Context, n int) (int, error) {
 
 func (p *peer) flow(n int) func(context.Context, int) (bench.Op, error) {
 	return func(context.Context, int) (bench.Op, error) {
-		return func(context.Context, int) (time.Time, error) {
+		return func(context.Context, int, time.Time) (time.Time, error) {
 			h, err := dbos.RunWorkflow(p.dbos, steps, n)
 			if err != nil {
 				return time.Time{}, err
@@ -120,7 +120,7 @@ func (p *peer) getEvent(ctx context.Context, clients int) (bench.Op, error) {
 		}
 	}
 	turn := make([]int, clients)
-	return func(_ context.Context, client int) (time.Time, error) {
+	return func(_ context.Context, client int, _ time.Time) (time.Time, error) {
 		// Each client walks over all of them from a place of its own.
 		turn[client]++
 		i := (turn[client] + client*bench.Objects/clients) % bench.Objects
@@ -188,7 +188,7 @@ func (p *peer) wake(wakes int) func(context.Context, int) (bench.Op, error) {
 				return nil, err
 			}
 		}
-		return func(ctx context.Context, client int) (time.Time, error) {
+		return func(ctx context.Context, client int, _ time.Time) (time.Time, error) {
 			s := mine[client]
 			var id string
 			select {

@@ -143,7 +143,7 @@ func (flows) Run(ctx restate.Context, n int) (int, error) {
 func (p *peer) flow(steps int) func(context.Context, int) (bench.Op, error) {
 	return func(context.Context, int) (bench.Op, error) {
 		url, want := p.ingress+"/flows/Run", strconv.Itoa(steps)
-		return func(ctx context.Context, _ int) (time.Time, error) {
+		return func(ctx context.Context, _ int, _ time.Time) (time.Time, error) {
 			out, err := p.post(ctx, url, steps)
 			if err == nil && string(out) != want {
 				err = fmt.Errorf("a flow of %d steps gave %s", steps, out)
@@ -181,7 +181,7 @@ func (p *peer) object(handler string, body any) func(context.Context, int) (benc
 			}
 		}
 		turn := make([]int, clients)
-		return func(ctx context.Context, client int) (time.Time, error) {
+		return func(ctx context.Context, client int, _ time.Time) (time.Time, error) {
 			turn[client]++
 			i := (turn[client] + client*bench.Objects/clients) % bench.Objects
 			_, err := p.post(ctx, p.objectURL(i, handler), body)
@@ -239,7 +239,7 @@ func (p *peer) wake(wakes int) func(context.Context, int) (bench.Op, error) {
 				return nil, err
 			}
 		}
-		return func(ctx context.Context, client int) (time.Time, error) {
+		return func(ctx context.Context, client int, _ time.Time) (time.Time, error) {
 			s := mine[client]
 			var id string
 			select {

@@ -150,7 +150,7 @@ func steps(ctx workflow.Context, in stepsInput) (int, error) {
 
 func (p *peer) flow(n int, local bool) func(context.Context, int) (bench.Op, error) {
 	return func(context.Context, int) (bench.Op, error) {
-		return func(ctx context.Context, _ int) (time.Time, error) {
+		return func(ctx context.Context, _ int, _ time.Time) (time.Time, error) {
 			run, err := p.client.ExecuteWorkflow(ctx, client.StartWorkflowOptions{TaskQueue: queue}, steps, stepsInput{n, local})
 			if err != nil {
 				return time.Time{}, err
@@ -194,7 +194,7 @@ func (p *peer) overObjects(ctx context.Context, clients int, do func(context.Con
 		}
 	}
 	turn := make([]int, clients)
-	return func(ctx context.Context, client int) (time.Time, error) {
+	return func(ctx context.Context, client int, _ time.Time) (time.Time, error) {
 		turn[client]++
 		return time.Time{}, do(ctx, objectID((turn[client]+client*objects/clients)%objects))
 	}, nil
@@ -258,7 +258,7 @@ func (p *peer) wake(ctx context.Context, clients int) (bench.Op, error) {
 			return nil, err
 		}
 	}
-	return func(ctx context.Context, client int) (time.Time, error) {
+	return func(ctx context.Context, client int, _ time.Time) (time.Time, error) {
 		s := mine[client]
 		if err := p.client.SignalWorkflow(ctx, id(client), "", "wake", 1); err != nil {
 			return time.Time{}, err
