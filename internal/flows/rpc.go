@@ -1,0 +1,344 @@
+package flows
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// rpcRun is one RPC on its way.
+//
+// A read looks at the flow, and, when what it saw is durable, calls the worker,
+// whose result is the answer. A locked one takes the flow's lock, looks, calls
+// the worker at once, and proposes what the handler wrote under the condition
+// that no attribute has changed since; when a step has changed one meanwhile it
+// looks and calls again. It gives the lock on when it has proposed: a partition
+// takes what it is asked in order, so the next one sees what this one wrote, and
+// is answered behind its commit, without waiting for it.
+type rpcRun struct {
+	c         *call
+	req       *wire.RpcRequest
+	flowID    string
+	conflicts int
+	holding   bool // the flow's lock; changed by whoever takes the next step
+
+	// Of one that waits for the lock; guarded by the lock table.
+	timer env.Timer
+	stop  func() bool
+}
+
+// rpcTry is one look at the flow with one call of the handler. Its fields are
+// set on the partition's goroutine, before the worker is called.
+type rpcTry struct {
+	*rpcRun
+	d      declaration
+	rpc    *wire.RpcType
+	task   *wire.RpcTask
+	lsn    uint64       // of the newest change of an attribute
+	early  *wire.Answer // of a request that was seen before
+	queued bool         // for the lock: the run goes on with another try
+	err    error
+
+	// Two things must be there before a try ends without a proposal: the
+	// durability of what was seen, and the handler's result.
+	parts  atomic.Int32
+	lost   error // written before its part is counted
+	result *wire.Answer
+	failed error // instead of result
+}
+
+func (c *call) rpc(req *wire.RpcRequest) {
+	flowID, err := c.flow(req.FlowId)
+	if err == nil {
+		err = checkName("name of the RPC", req.Name)
+	}
+	if err == nil {
+		err = checkRequestID(req.RequestId)
+	}
+	if err == nil {
+		err = c.s.checkJSON("the input of RPC "+req.Name, req.Input)
+	}
+	if err == nil && req.LockTimeoutUs < 0 {
+		err = refuse(Invalid, "the time to wait for the lock is negative")
+	}
+	if err != nil {
+		c.fail(err)
+		return
+	}
+	c.remaining() // the time runs from here
+	(&rpcRun{c: c, req: req, flowID: flowID}).look()
+}
+
+// look begins a try.
+func (r *rpcRun) look() {
+	if err := r.over(); err != nil {
+		r.end(nil, err)
+		return
+	}
+	t := &rpcTry{rpcRun: r}
+	r.c.s.view(r.flowID, t.saw, t.durable)
+}
+
+// over says why it is of no use to go on.
+func (r *rpcRun) over() error {
+	switch {
+	case r.c.ctx.Err() != nil:
+		return r.c.gone()
+	case r.c.remaining() <= 0:
+		return r.c.late()
+	}
+	return nil
+}
+
+// end gives the lock to the next one and answers.
+func (r *rpcRun) end(a *wire.Answer, err error) {
+	if r.holding {
+		r.holding = false
+		r.c.s.locks.release(r.flowID)
+	}
+	if err != nil {
+		r.c.fail(err)
+		return
+	}
+	r.c.answer(a)
+}
+
+// patience bounds the wait for the lock.
+func (r *rpcRun) patience() {
+	d := r.c.remaining()
+	if us := r.req.LockTimeoutUs; us > 0 && us < d.Microseconds() {
+		d = time.Duration(us) * time.Microsecond
+	}
+	r.timer = r.c.s.cfg.Env.Clock.AfterFunc(d, func() {
+		if r.c.s.locks.abandon(r) {
+			r.end(nil, refuse(Deadline, "flow %q was locked by other RPCs for %s", UserID(r.flowID), d.Round(time.Microsecond)))
+		}
+	})
+	if r.c.ctx.Done() != nil {
+		r.stop = context.AfterFunc(r.c.ctx, func() {
+			if r.c.s.locks.abandon(r) {
+				r.end(nil, r.c.gone())
+			}
+		})
+	}
+}
+
+// impatient undoes patience.
+func (r *rpcRun) impatient() {
+	r.timer.Stop()
+	if r.stop != nil {
+		r.stop()
+	}
+}
+
+// granted goes on with the lock.
+func (r *rpcRun) granted() {
+	r.holding = true
+	r.look()
+}
+
+// saw runs on the partition's goroutine, with the live flow. A locked RPC that
+// has its lock calls the worker at once: its answer comes behind the commit of
+// its own update anyway.
+func (t *rpcTry) saw(f *wire.Flow) {
+	if t.err = t.take(f); t.err != nil || t.early != nil || t.queued || !t.rpc.Locked {
+		return
+	}
+	t.call()
+}
+
+func (t *rpcTry) take(f *wire.Flow) error {
+	if f == nil {
+		return noFlow(t.flowID)
+	}
+	s := t.c.s
+	t.d = s.declared(t.c.tenant, f.Type)
+	if !t.d.known && f.Type != stateType {
+		return s.unknownType(t.c.tenant, f.Type)
+	}
+	var err error
+	if t.rpc, err = t.d.rpc(t.req.Name); err != nil {
+		return err
+	}
+	if t.rpc.Locked {
+		if err := t.lock(f); err != nil || t.early != nil || t.queued {
+			return err
+		}
+	}
+	t.lsn = f.AttributesLsn
+	t.task = &wire.RpcTask{
+		FlowId: t.req.FlowId, FlowType: f.Type, RunId: f.RunId, Name: t.req.Name, Input: t.req.Input,
+		Attributes: f.Attributes, Locked: t.rpc.Locked, Trace: t.c.req.Trace,
+	}
+	return nil
+}
+
+// lock takes the flow's lock, unless the request is an old one or of no use.
+func (t *rpcTry) lock(f *wire.Flow) error {
+	if t.req.RequestId != "" {
+		for _, seen := range f.Requests {
+			if seen.RequestId == t.req.RequestId {
+				t.early = rpcAnswer(seen.Output, true)
+				return nil
+			}
+		}
+	}
+	if f.Status != wire.Status_RUNNING {
+		return refuse(Closed, "the run of flow %q has ended, RPC %q could not write to it", UserID(t.flowID), t.req.Name)
+	}
+	if t.holding {
+		return nil
+	}
+	switch got, err := t.c.s.locks.acquire(t.rpcRun); {
+	case err != nil:
+		return err
+	case got:
+		t.holding = true
+	default:
+		t.queued = true // nothing of the run may be touched from here
+	}
+	return nil
+}
+
+// durable follows saw when what was seen is committed, or never will be.
+func (t *rpcTry) durable(lost error) {
+	switch {
+	case t.queued:
+	case t.task == nil: // not seen at all, or nothing to call for
+		t.lost = lost
+		switch {
+		case lost != nil:
+			t.end(nil, lost)
+		case t.err != nil:
+			t.end(nil, t.err)
+		default:
+			t.end(t.early, nil)
+		}
+	case t.rpc.Locked:
+		t.lost = lost
+		t.part()
+	case lost != nil:
+		t.end(nil, lost)
+	default:
+		t.parts.Store(1)
+		t.call()
+	}
+}
+
+// part counts what must be there; the second one ends the try.
+func (t *rpcTry) part() {
+	if t.parts.Add(1) < 2 {
+		return
+	}
+	if t.lost != nil {
+		t.end(nil, t.lost)
+		return
+	}
+	t.end(t.result, t.failed)
+}
+
+func (t *rpcTry) call() {
+	left := t.c.remaining()
+	if left <= 0 {
+		t.failed = t.c.late()
+		t.part()
+		return
+	}
+	t.c.s.cfg.Workers.Call(t.flowID, t.task.FlowType, t.task, left, t.called)
+}
+
+// called takes the worker's result.
+func (t *rpcTry) called(res *wire.RpcResult, err error) {
+	switch {
+	case err != nil:
+		t.failed = t.unanswered(err)
+	case res == nil:
+		t.failed = refuse(Internal, "the worker gave no result of RPC %q", t.req.Name)
+	case res.Error != "":
+		t.failed = &Error{Code: RPCFailed, Message: res.Error, Kind: res.ErrorKind, Position: -1}
+	case !t.rpc.Locked:
+		if writes(res.Update) {
+			t.failed = refuse(RPCFailed, "RPC %q is declared as a read, but its handler wrote something", t.req.Name)
+			break
+		}
+		t.result = rpcAnswer(res.Update.GetOutput(), false)
+	case !writes(res.Update) && t.req.RequestId == "":
+		t.result = rpcAnswer(res.Update.GetOutput(), false)
+	default:
+		if t.failed = t.propose(given(res.Update)); t.failed == nil {
+			return
+		}
+	}
+	t.part()
+}
+
+// unanswered says why there is no result: an error with a code of its own, or
+// that no worker has answered.
+func (t *rpcTry) unanswered(err error) error {
+	if code := codeOf(err); code != Internal {
+		if code == Deadline {
+			return refuse(Deadline, "no worker has answered RPC %q within the call's %s", t.req.Name, t.c.timeout())
+		}
+		return err
+	}
+	return refuse(NoWorker, "RPC %q: %v", t.req.Name, err)
+}
+
+// writes reports whether an update does something besides giving an output.
+func writes(u *wire.Update) bool {
+	return u != nil && (len(u.Attributes) > 0 || len(u.Publish) > 0 || len(u.Next) > 0 || len(u.Sends) > 0 ||
+		len(u.Events) > 0 || u.Close != nil && u.Close.How != wire.Close_NONE)
+}
+
+// propose writes what the handler wrote. On an error nothing was proposed.
+func (t *rpcTry) propose(u *wire.Update) error {
+	if t.c.ctx.Err() != nil {
+		return t.c.gone()
+	}
+	if err := t.c.s.update(t.c.tenant, t.d, u, t.task.Attributes); err != nil {
+		return err
+	}
+	u.IfAttributesLsn, u.RequestId, u.Name, u.RunId = t.lsn, t.req.RequestId, t.req.Name, t.task.RunId
+	e := &wire.Entry{FlowId: t.flowID, Command: &wire.Entry_Update{Update: u}}
+	t.holding = false // by the reply the lock may be another one's
+	err := t.c.s.cfg.Set.For(t.flowID).Submit(partition.Proposal{Entry: e, Reply: func(rep core.Reply, err error) {
+		var ce *core.Error
+		switch {
+		case err == nil && rep.Duplicate:
+			t.end(rpcAnswer(rep.Output, true), nil)
+		case err == nil:
+			t.end(rpcAnswer(u.Output, false), nil)
+		case errors.As(err, &ce) && ce.Code == core.Conflict:
+			t.conflict()
+		default:
+			t.end(nil, err)
+		}
+	}})
+	if err != nil {
+		t.holding = true
+		return err
+	}
+	t.c.s.locks.release(t.flowID)
+	return nil
+}
+
+// conflict tries again.
+func (t *rpcTry) conflict() {
+	if t.conflicts++; t.conflicts >= maxConflicts {
+		t.end(nil, refuse(Conflict, "steps of flow %q changed its attributes during each of %d runs of RPC %q", UserID(t.flowID), maxConflicts, t.req.Name))
+		return
+	}
+	if t.c.s.locks.again(t.rpcRun) {
+		t.granted()
+	}
+}
+
+func rpcAnswer(output []byte, duplicate bool) *wire.Answer {
+	return &wire.Answer{Result: &wire.Answer_Rpc{Rpc: &wire.RpcReply{Output: output, Duplicate: duplicate}}}
+}
