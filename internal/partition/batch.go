@@ -18,6 +18,7 @@ type batch struct {
 	gates    []gate
 	dirty    []*hotFlow // flows changed in this batch, each once
 	rows     *state.Batch
+	hurried  bool // has ASYNC steps that were handed out already
 }
 
 // gate holds back what one entry lets out.

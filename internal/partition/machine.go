@@ -312,6 +312,7 @@ func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
 		if ef.Task.Prefetch || ef.Task.Spec.Async {
 			m.stats.Prefetched++
 			out[i].early = true
+			m.building.hurried = m.building.hurried || ef.Task.Spec.Async
 			m.cfg.Executor.Dispatch(out[i].work)
 		}
 	}
@@ -414,6 +415,12 @@ func (m *Machine) Seal() (f journal.Frame, ok bool) {
 	m.stats.Batches++
 	m.stats.Bytes += uint64(len(b.body))
 	return f, true
+}
+
+// Hurried reports whether the newest sealed batch has work that goes on before
+// its commit: the one who commits it should not keep the machine waiting.
+func (m *Machine) Hurried() bool {
+	return len(m.inflight) > 0 && m.inflight[len(m.inflight)-1].hurried
 }
 
 // Committed opens the gates of the oldest batch in flight and writes its rows.

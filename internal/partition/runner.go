@@ -286,7 +286,7 @@ func (r *Runner) seal() {
 		if !ok {
 			return
 		}
-		if len(r.in) == 0 && r.m.cfg.Log.MaxInFlight() == 1 && r.onLog.Load() == 0 {
+		if len(r.in) == 0 && r.m.cfg.Log.MaxInFlight() == 1 && r.onLog.Load() == 0 && !r.m.Hurried() {
 			// Nobody waits to be applied: appending here saves two hand-overs
 			// between threads. Whoever comes meanwhile is applied after the
 			// sync, as it would be committed after it anyway.
