@@ -66,6 +66,9 @@ func (t *tx) wakeCancelled() {
 		if len(s.Spec.Wait.Conditions) > 0 {
 			s.Executing = true
 			t.start(s)
+			if c := s.Spec.Wait.Conditions[0].GetChannel(); c != nil {
+				t.match(c.Name) // what it kept from younger ones
+			}
 			continue
 		}
 		n := 0
@@ -93,21 +96,39 @@ func checkReason(reason string) error {
 	return nil
 }
 
+// deleteAgainUs is how soon a flow that could not be deleted is tried again.
+const deleteAgainUs = 1_000_000
+
 // applyDelete ends the flow and everything of it. A run that has not closed is
-// terminated first, so that those who wait for it are told.
+// terminated first, so that those who wait for it are told; the flow stays until
+// what it has sent is answered.
 func (t *tx) applyDelete(c *wire.DeleteFlow) error {
 	if err := checkReason(c.Reason); err != nil {
 		return err
 	}
+	f := t.f
+	if f.Closes && f.Status == wire.Status_RUNNING {
+		t.closeRun(wire.Status_TERMINATED, nil, c.Reason)
+	}
+	if f.Closes && len(f.Outbox) > 0 {
+		f.RetentionUs = 1 // it is over, see applyOutboxDone
+		t.armExpiry(t.e.TimeUs + deleteAgainUs)
+		t.reply = Reply{RunID: f.RunId, Status: f.Status}
+		return nil
+	}
+	t.delete(c.Reason)
+	return nil
+}
+
+func (t *tx) delete(reason string) {
 	for _, s := range t.f.Steps {
 		if s.State == wire.Step_STARTED {
 			t.releaseKey(s)
-			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: "deleted", Forget: t.f.Closes})
+			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: "deleted"})
 		}
 	}
-	t.event(&wire.Event{Type: EventDeleted, Data: []byte(c.Reason)})
+	t.event(&wire.Event{Type: EventDeleted, Data: []byte(reason)})
 	t.deleted = true
-	return nil
 }
 
 func checkName(what, name string) error {

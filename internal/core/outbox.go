@@ -6,11 +6,30 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// checkSends checks commands to other flows, and that there is room for them.
-func (t *tx) checkSends(sends []*wire.Send) error {
-	if n := len(t.f.Outbox) + len(sends); len(sends) > 0 && n > MaxOutbox-MaxParents {
-		return refuse(LimitReached, "%d sends would wait for their answer, at most %d", n, MaxOutbox-MaxParents)
+// checkOutbox says whether there is room for n more sends. Those to parents have
+// room of their own; steps that begin later are not counted again then.
+func checkOutbox(f *wire.Flow, n int) error {
+	if sum := len(f.GetOutbox()) + n; n > 0 && sum > MaxOutbox-MaxParents {
+		return refuse(LimitReached, "%d sends would wait for their answer, at most %d", sum, MaxOutbox-MaxParents)
 	}
+	return nil
+}
+
+// children counts the flows that waits start or ask for.
+func children(specs ...*wire.StepSpec) int {
+	n := 0
+	for _, s := range specs {
+		for _, c := range s.GetWait().GetConditions() {
+			if c.GetFlow() != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// checkSends checks commands to other flows.
+func (t *tx) checkSends(sends []*wire.Send) error {
 	for _, s := range sends {
 		if err := sameTenant(t.f, s.GetFlowId()); err != nil {
 			return err
@@ -74,6 +93,7 @@ func (t *tx) sendChild(s *wire.Step, condition uint32, on *wire.OnFlow) {
 	if on.Start != nil {
 		start = startCopy(on.Start)
 		start.Closes = true
+		start.RequestId = "" // of this wait alone: another parent's start is not its repetition
 	}
 	start.Parent = &wire.Link{FlowId: t.f.Id, RunId: t.f.RunId, Exec: s.Exec, Condition: condition}
 	t.send(&wire.Send{FlowId: on.FlowId, Command: &wire.Send_Start{Start: start}}, s.Exec, condition)
@@ -97,6 +117,10 @@ func (t *tx) applyOutboxDone(c *wire.OutboxDone) error {
 	// The old list may be in rows that are being written.
 	t.f.Outbox = slices.Delete(slices.Clone(t.f.Outbox), i, i+1)
 	t.changed, t.keepUpdated = true, true
+	if f := t.f; f.Status != wire.Status_RUNNING && f.ExpireUs != 0 && len(f.Outbox) == 0 && f.ClosedUs+f.RetentionUs <= t.e.TimeUs {
+		t.delete("retention")
+		return nil
+	}
 	s, st := t.condition(o.Exec, o.Condition)
 	if s == nil || st.Done {
 		return nil

@@ -43,6 +43,9 @@ func (t *tx) applyPublish(c *wire.Publish) error {
 		return err
 	}
 	if r := seenRequest(t.f, c.RequestId); r != nil {
+		if r.MessageId == "" {
+			return refuse(KeyReused, "request ID %q came with a call before", c.RequestId)
+		}
 		if r.PayloadHash != 0 && r.PayloadHash != payloadHash(c.Payload) {
 			return refuse(KeyReused, "request ID %q came with another payload before", c.RequestId)
 		}
@@ -103,7 +106,7 @@ func checkRoom(f *wire.Flow, ps []*wire.Publish) error {
 // does not check, and the busy policy is the caller's: what a flow publishes to
 // itself is always enqueued.
 func (t *tx) publish(c *wire.Publish, quiet bool) {
-	if r := seenRequest(t.f, c.RequestId); r != nil {
+	if r := seenRequest(t.f, c.RequestId); r != nil && r.MessageId != "" {
 		t.reply.MessageIDs = append(t.reply.MessageIDs, r.MessageId)
 		return
 	}

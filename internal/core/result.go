@@ -59,13 +59,13 @@ func (t *tx) writes(s *wire.Step, c *wire.StepResult) {
 	if t.f.Closes {
 		t.told(s, c, set)
 	}
+	t.dropSiblings(s, c) // before they could take what is published
 	for _, p := range c.Publish {
 		t.publish(p, true)
 	}
 	for _, send := range c.Sends {
 		t.send(send, 0, 0)
 	}
-	t.dropSiblings(s, c)
 }
 
 // told writes the line of the log that every result of a closing flow leaves.
@@ -74,7 +74,7 @@ func (t *tx) told(s *wire.Step, c *wire.StepResult, set []*wire.Attribute) {
 	if c.Retry != nil {
 		ev.Type, ev.Data = EventStepFailed, []byte(c.Retry.Error)
 	}
-	if len(c.Next) > 0 {
+	if len(c.Next) > 0 && t.f.GraceAtUs == 0 {
 		ev.Next = make([]string, len(c.Next))
 		for i, n := range c.Next {
 			ev.Next[i] = n.Name
@@ -86,9 +86,10 @@ func (t *tx) told(s *wire.Step, c *wire.StepResult, set []*wire.Attribute) {
 // waitKnown takes the result of a WaitFor: the step waits now, or goes on at
 // once when it said nothing to wait for.
 func (t *tx) waitKnown(s *wire.Step, c *wire.StepResult) {
-	// Tasks that are out share the old spec.
+	// Tasks that are out share the old spec. The wait begins after what the
+	// handler wrote: until then its conditions have no state.
 	spec := specCopy(s.Spec)
-	spec.Wait, spec.Locals = c.Wait, c.Locals
+	spec.Wait, spec.Locals = nil, c.Locals
 	s.Spec = spec
 	s.Attempt, s.Retries, s.Checkpoint, s.State = nil, 0, nil, wire.Step_WAITING
 	attempts := s.Attempts
@@ -110,14 +111,12 @@ func (t *tx) waitKnown(s *wire.Step, c *wire.StepResult) {
 		t.settle()
 		return
 	}
-	if s.State != wire.Step_WAITING {
-		return // a publish of its own has started it
-	}
 	if c.Wait == nil {
 		s.Executing = true
 		t.start(s)
 		return
 	}
+	spec.Wait = c.Wait
 	t.beginWait(s)
 }
 
@@ -154,10 +153,15 @@ func (t *tx) dropSiblings(s *wire.Step, c *wire.StepResult) {
 	if len(c.CancelSteps) == 0 && len(c.CancelExecs) == 0 {
 		return
 	}
+	var gone []*wire.Step
 	for _, other := range slices.Clone(t.f.Steps) {
 		if slices.Contains(c.CancelSteps, other.Spec.Name) || slices.Contains(c.CancelExecs, other.Exec) {
 			t.dropStep(other, "cancelled by step "+s.Spec.Name)
+			gone = append(gone, other)
 		}
+	}
+	for _, other := range gone {
+		t.unblock(other)
 	}
 }
 
@@ -195,35 +199,17 @@ func (t *tx) checkResult(s *wire.Step, c *wire.StepResult) error {
 	if err := t.checkSends(c.Sends); err != nil {
 		return err
 	}
+	sends := len(c.Sends) + children(c.Next...) + children(&wire.StepSpec{Wait: c.Wait}, c.Close.GetOtherwise())
+	if err := checkOutbox(t.f, sends); err != nil {
+		return err
+	}
 	if err := checkAttributes(t.f.Attributes, c.Attributes); err != nil {
 		return err
 	}
 	if err := t.checkClose(c.Close, len(t.f.Steps)-1+len(c.Next)); err != nil {
 		return err
 	}
-	return t.checkNext(c.Next, len(t.f.Steps)-1)
-}
-
-// checkNext checks new steps, with the children that they will start.
-func (t *tx) checkNext(specs []*wire.StepSpec, live int) error {
-	if err := checkSpecs(t.f, specs, live); err != nil {
-		return err
-	}
-	children := 0
-	for _, s := range specs {
-		if s.Wait == nil {
-			continue
-		}
-		for _, c := range s.Wait.Conditions {
-			if c.GetFlow() != nil {
-				children++
-			}
-		}
-	}
-	if n := len(t.f.Outbox) + children; children > 0 && n > MaxOutbox {
-		return refuse(LimitReached, "%d sends would wait for their answer, at most %d", n, MaxOutbox)
-	}
-	return nil
+	return checkSpecs(t.f, c.Next, len(t.f.Steps)-1)
 }
 
 func checkEvents(evs []*wire.NewEvent) error {

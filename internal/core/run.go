@@ -66,7 +66,7 @@ func (t *tx) checkClose(c *wire.Close, live int) error {
 	case c.Otherwise == nil || len(c.Channels) == 0 || len(c.Channels) > MaxChannels:
 		return refuse(Invalid, "a close if channels are empty needs 1 to %d channels and a step otherwise", MaxChannels)
 	}
-	return t.checkNext([]*wire.StepSpec{c.Otherwise}, live)
+	return checkSpecs(t.f, []*wire.StepSpec{c.Otherwise}, live)
 }
 
 // close does what a decision says of the run.
@@ -209,6 +209,9 @@ func (t *tx) applyReset(c *wire.Reset) error {
 	if err := checkSpecs(f, c.Steps, 0); err != nil {
 		return err
 	}
+	if err := checkOutbox(f, children(c.Steps...)); err != nil {
+		return err
+	}
 	if err := checkRoom(&wire.Flow{Id: f.Id, Channels: f.Channels}, c.Publish); err != nil {
 		return err
 	}
@@ -223,9 +226,12 @@ func (t *tx) goBack(c *wire.Reset) {
 	}
 	waiting := f.Channels
 	typ, parents, priority, retention, timeout, trace := f.Type, f.Parents, f.Priority, f.RetentionUs, f.TimeoutAtUs, f.Trace
+	t.rememberStart()
+	requests := f.Requests
 	t.newRun()
 	f.Type, f.Parents, f.Priority, f.RetentionUs, f.Trace, f.Closes = typ, parents, priority, retention, trace, true
-	f.CreatedUs, f.RunId = t.e.TimeUs, t.mintID("run_")
+	f.CreatedUs, f.RunId, f.AttributesLsn = t.e.TimeUs, t.mintID("run_"), t.e.Lsn
+	f.Requests = requests // a request that was answered stays so
 	set := t.setAttributes(c.Attributes)
 	ev := &wire.Event{Type: EventReset, Exec: c.Exec, Data: []byte(c.Reason), Attributes: set}
 	t.event(ev)
@@ -304,10 +310,11 @@ func (t *tx) expire() error {
 		due = now + f.RetentionUs
 	}
 	if len(f.Outbox) > 0 && due <= now {
-		due = now + f.RetentionUs // its sends have no answer yet
+		due = now + max(f.RetentionUs, deleteAgainUs) // its sends have no answer yet
 	}
 	if due <= now {
-		return t.applyDelete(&wire.DeleteFlow{Reason: "retention"})
+		t.delete("retention")
+		return nil
 	}
 	t.armExpiry(due)
 	t.keepUpdated = true // the timer is not a use of the flow

@@ -1,6 +1,8 @@
 package core
 
 import (
+	"strings"
+
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -11,8 +13,8 @@ const EventStarted = "flow.started"
 // applyStart creates a flow, sets its first steps up and publishes its first
 // messages. The same request ID again answers without a change.
 func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
-	if f != nil && c.RequestId != "" && f.StartRequestId == c.RequestId {
-		return Output{Flow: f, Reply: Reply{RunID: f.RunId, Duplicate: true, Status: f.Status, MessageIDs: seenMessages(f, c.Publish)}}, nil
+	if run := seenStart(f, c.RequestId); run != "" {
+		return Output{Flow: f, Reply: Reply{RunID: run, Duplicate: true, Status: f.Status, MessageIDs: seenMessages(f, c.Publish)}}, nil
 	}
 	if c.Type == "" && c.Reuse == wire.StartFlow_ATTACH && c.Parent != nil {
 		return attach(f, e, c)
@@ -35,8 +37,8 @@ func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) 
 		return Output{}, refuse(Exists, "flow %q exists already and is %s", e.FlowId, statusWord(f.Status))
 	}
 	t := newTx(f, e)
-	if len(f.Outbox)+MaxParents > MaxOutbox {
-		return Output{}, refuse(LimitReached, "the former run of flow %q has %d sends that nobody has answered", e.FlowId, len(f.Outbox))
+	if err := checkOutbox(f, max(1, children(c.Steps...))); err != nil {
+		return Output{}, err // nobody has answered what the former run sent
 	}
 	if !closed {
 		t.closeRun(wire.Status_TERMINATED, nil, "a new run was started")
@@ -46,10 +48,38 @@ func applyStart(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) 
 	return t.finish(), nil
 }
 
-// attach makes a step of another flow wait for the run that there is.
+// seenStart gives the run that a start with this request ID made or attached to,
+// or "".
+func seenStart(f *wire.Flow, id string) string {
+	switch {
+	case f == nil || id == "":
+		return ""
+	case f.StartRequestId == id:
+		return f.RunId
+	}
+	return seenRequest(f, startKey+id).GetMessageId()
+}
+
+// startKey begins the remembered request IDs of starts; no client's has it.
+const startKey = "start\x00"
+
+// rememberStart keeps the key of the run's start beyond the run: a start that is
+// delivered again must not begin one more.
+func (t *tx) rememberStart() {
+	if t.f.StartRequestId != "" {
+		t.remember(&wire.Request{RequestId: startKey + t.f.StartRequestId, MessageId: t.f.RunId})
+		t.f.StartRequestId = ""
+	}
+}
+
+// attach makes a step of another flow wait for the run that there is. Its key is
+// remembered: the same start may come again when the run has closed.
 func attach(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
-	if f == nil {
+	switch {
+	case f == nil:
 		return Output{}, refuse(NotFound, "flow %q does not exist", e.FlowId)
+	case len(c.RequestId) > MaxRequestID:
+		return Output{}, refuse(LimitReached, "request ID has more than %d bytes", MaxRequestID)
 	}
 	t := newTx(f, e)
 	t.reply = Reply{RunID: f.RunId, Status: f.Status}
@@ -58,6 +88,8 @@ func attach(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
 			return Output{}, err
 		}
 		switch {
+		case !f.Closes:
+			return Output{}, refuse(Invalid, "flow %q does not close, it cannot be waited for", f.Id)
 		case f.Status != wire.Status_RUNNING:
 			if len(f.Outbox) >= MaxOutbox {
 				return Output{}, refuse(LimitReached, "flow %q has %d sends that nobody has answered", f.Id, len(f.Outbox))
@@ -68,9 +100,14 @@ func attach(f *wire.Flow, e *wire.Entry, c *wire.StartFlow) (Output, error) {
 			return Output{}, refuse(LimitReached, "%d steps wait for flow %q already", len(f.Parents), f.Id)
 		default:
 			f.Parents = append(f.Parents, p)
-			t.changed, t.keepUpdated = true, true
+			t.changed = true
 		}
 	}
+	if c.RequestId != "" {
+		t.remember(&wire.Request{RequestId: startKey + c.RequestId, MessageId: f.RunId})
+		t.changed = true
+	}
+	t.keepUpdated = true
 	return t.finish(), nil
 }
 
@@ -83,15 +120,23 @@ func hasParent(f *wire.Flow, p *wire.Link) bool {
 	return false
 }
 
-// newRun clears what belongs to one run. Step numbers and sends go on.
+// newRun clears what belongs to one run. Step numbers, sends and the keys of
+// starts go on.
 func (t *tx) newRun() {
 	old := t.f
 	for _, a := range old.Attributes {
 		t.removed = append(t.removed, a.Name)
 	}
+	t.rememberStart()
+	var keys []*wire.Request
+	for _, r := range old.Requests {
+		if strings.HasPrefix(r.RequestId, startKey) {
+			keys = append(keys, r)
+		}
+	}
 	*t.f = wire.Flow{
 		Id: old.Id, NextExec: old.NextExec, LastEvent: old.LastEvent, EventCount: old.EventCount,
-		ItemCount: old.ItemCount, Outbox: old.Outbox, NextOutgoing: old.NextOutgoing,
+		ItemCount: old.ItemCount, Outbox: old.Outbox, NextOutgoing: old.NextOutgoing, Requests: keys,
 	}
 }
 
@@ -100,6 +145,7 @@ func (t *tx) startRun(c *wire.StartFlow) {
 	f.Type, f.CreatedUs, f.RetentionUs, f.StartRequestId = c.Type, e.TimeUs, c.RetentionUs, c.RequestId
 	f.Closes, f.Priority, f.Trace = c.Closes, c.Priority, c.Trace
 	f.RunId = t.mintID("run_")
+	f.AttributesLsn = e.Lsn // also of none: what was read before is told from what is now
 	if c.Parent != nil {
 		f.Parents = []*wire.Link{c.Parent}
 	}
@@ -171,6 +217,9 @@ func checkStart(id string, c *wire.StartFlow) error {
 		return err
 	}
 	if err := checkSpecs(empty, c.Steps, 0); err != nil {
+		return err
+	}
+	if err := checkOutbox(nil, children(c.Steps...)); err != nil {
 		return err
 	}
 	if err := checkEventSize(EventStarted, nil, c.Items); err != nil {

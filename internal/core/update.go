@@ -8,13 +8,16 @@ const EventRPC = "rpc.executed"
 // applyUpdate does what a transactional call wrote.
 func (t *tx) applyUpdate(c *wire.Update) error {
 	if r := seenRequest(t.f, c.RequestId); r != nil {
+		if r.MessageId != "" {
+			return refuse(KeyReused, "request ID %q came with a message before", c.RequestId)
+		}
 		t.reply = Reply{RunID: t.f.RunId, Duplicate: true, Output: r.Output}
 		return nil
 	}
 	if err := t.mustRun(c.RunId); err != nil {
 		return err
 	}
-	if t.f.GraceAtUs != 0 && len(c.Next) > 0 {
+	if t.f.GraceAtUs != 0 && (len(c.Next) > 0 || c.Close.GetHow() != wire.Close_NONE) {
 		return refuse(Closed, "flow %q is being cancelled", t.f.Id)
 	}
 	if c.IfAttributesLsn != 0 && c.IfAttributesLsn != t.f.AttributesLsn {
@@ -69,11 +72,14 @@ func (t *tx) checkUpdate(c *wire.Update) error {
 	if err := t.checkSends(c.Sends); err != nil {
 		return err
 	}
+	if err := checkOutbox(t.f, len(c.Sends)+children(c.Next...)+children(c.Close.GetOtherwise())); err != nil {
+		return err
+	}
 	if err := checkAttributes(t.f.Attributes, c.Attributes); err != nil {
 		return err
 	}
 	if err := t.checkClose(c.Close, len(t.f.Steps)+len(c.Next)); err != nil {
 		return err
 	}
-	return t.checkNext(c.Next, len(t.f.Steps))
+	return checkSpecs(t.f, c.Next, len(t.f.Steps))
 }

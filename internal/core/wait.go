@@ -1,6 +1,8 @@
 package core
 
 import (
+	"slices"
+
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -30,9 +32,12 @@ func checkWait(f *wire.Flow, step string, w *wire.Wait) error {
 		if len(set.Of) == 0 || len(set.Of) > MaxConditions {
 			return refuse(Invalid, "step %q has a set of %d conditions, must be 1 to %d", step, len(set.Of), MaxConditions)
 		}
-		for _, i := range set.Of {
+		for n, i := range set.Of {
 			if int(i) >= len(w.Conditions) {
 				return refuse(Invalid, "step %q has no condition %d", step, i)
+			}
+			if slices.Contains(set.Of[:n], i) {
+				return refuse(Invalid, "step %q has condition %d twice in a set", step, i)
 			}
 		}
 	}
@@ -157,11 +162,38 @@ func (t *tx) holds(s *wire.Step, set []uint32) bool {
 				need += atLeast(o.Channel)
 			}
 		}
-		if pendingCount(t.f, on.Channel.Name) < need {
+		if t.available(s, on.Channel.Name) < need {
 			return false
 		}
 	}
 	return true
+}
+
+// available counts the messages that s may take from a channel: none while an
+// older step waits for this channel alone, see match.
+func (t *tx) available(s *wire.Step, channel string) int {
+	for _, o := range t.f.Steps {
+		if o == s {
+			break
+		}
+		if waits, only := waitsOn(o, channel); waits && only {
+			return 0
+		}
+	}
+	return pendingCount(t.f, channel)
+}
+
+// unblock starts what waited behind s, which waits no more, for its channel.
+func (t *tx) unblock(s *wire.Step) {
+	w := s.Spec.Wait
+	if w == nil || s.State != wire.Step_WAITING {
+		return
+	}
+	if len(w.Conditions) == 0 {
+		t.match(w.Channel)
+	} else if c := w.Conditions[0].GetChannel(); c != nil && len(w.Conditions) == 1 {
+		t.match(c.Name)
+	}
 }
 
 func condIndex(set []uint32, i int) int {
