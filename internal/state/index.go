@@ -29,7 +29,6 @@ func appendEntries(b []byte, f *wire.Flow) []byte {
 		return b
 	}
 	b = binary.BigEndian.AppendUint64(b, uint64(f.CreatedUs))
-	b = appendEntry(b, func(b []byte) []byte { return append(b, fieldAll) })
 	b = appendEntry(b, func(b []byte) []byte {
 		return appendValue(appendField(b, query.Status, ""), query.Value{Kind: query.Number, Int: int64(f.Status)}, false)
 	})

@@ -11,7 +11,6 @@ import (
 // Rows of the search index. They have no value; all is in the key:
 //
 //	i                                            version of the index
-//	i <tenant> 00 <field> <place>                every flow (fieldAll)
 //	i <tenant> 00 <field> <kind> <value> <place> status, type, closed
 //	i <tenant> 00 fieldAttribute <name> 00 01 <kind> <value> <place>
 //
@@ -25,11 +24,10 @@ import (
 const (
 	tableIndex = 'i'
 
-	fieldAll       = 1
-	fieldStatus    = 2
-	fieldType      = 3
-	fieldClosed    = 4
-	fieldAttribute = 5
+	fieldStatus    = 1 // every flow has one: together they are all flows
+	fieldType      = 2
+	fieldClosed    = 3
+	fieldAttribute = 4
 )
 
 // maxIndexedText is the bytes of a text that the index sees.

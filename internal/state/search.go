@@ -158,9 +158,19 @@ func (s *searcher) iter(lower, upper []byte) (*pebble.Iterator, error) {
 	return it, err
 }
 
-// all is every flow of the tenant.
+// all is every flow of the tenant: those of every status.
 func (s *searcher) all() (stream, error) {
-	return s.rows(append(appendIndexPrefix(nil, s.tenant), fieldAll))
+	var all oneOf
+	prefix := appendField(appendIndexPrefix(nil, s.tenant), query.Status, "")
+	for status := range int64(len(wire.Status_name)) {
+		v := query.Value{Kind: query.Number, Int: status}
+		str, err := s.rows(appendValue(bytes.Clone(prefix), v, false))
+		if err != nil {
+			return nil, err
+		}
+		all.kids = append(all.kids, str)
+	}
+	return &all, nil
 }
 
 // rows is the rows behind a prefix that leaves only places.

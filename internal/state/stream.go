@@ -34,13 +34,12 @@ type rowStream struct {
 }
 
 func (r *rowStream) seek(at []byte) ([]byte, streamState, error) {
-	r.s.work++
 	switch {
 	case !r.started:
 		r.started = true
 		r.seekGE(at)
-	case !r.it.Valid() || bytes.Compare(r.place(), at) >= 0:
-	default:
+	case r.it.Valid() && bytes.Compare(r.place(), at) < 0:
+		r.s.work++
 		if r.it.Next() && bytes.Compare(r.place(), at) < 0 {
 			r.seekGE(at)
 		}
@@ -52,6 +51,7 @@ func (r *rowStream) seek(at []byte) ([]byte, streamState, error) {
 }
 
 func (r *rowStream) seekGE(at []byte) {
+	r.s.work++
 	r.key = append(append(r.key[:0], r.prefix...), at...)
 	r.it.SeekGE(r.key)
 }
