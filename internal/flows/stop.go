@@ -24,7 +24,7 @@ func (c *call) stop(req *wire.StopRequest) {
 	e := &wire.Entry{FlowId: flowID, Command: &wire.Entry_StopFlow{StopFlow: &wire.StopFlow{
 		How: req.How, Reason: orSaid(req.Reason, "stopped by a client"), GraceUs: req.GraceUs, RunId: req.RunId}}}
 	c.propose(e, func(rep core.Reply) *wire.Answer {
-		return &wire.Answer{Result: &wire.Answer_Stop{Stop: &wire.StopReply{RunId: rep.RunID}}}
+		return &wire.Answer{Result: &wire.Answer_Stop{Stop: &wire.StopReply{RunId: rep.RunID, Status: rep.Status}}}
 	})
 }
 

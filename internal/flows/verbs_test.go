@@ -196,6 +196,7 @@ func TestSkipTimer(t *testing.T) {
 	skip := func(id, step, cond string) *wire.Call {
 		return &wire.Call{Verb: &wire.Call_SkipTimer{SkipTimer: &wire.SkipTimerRequest{FlowId: id, Step: step, Condition: cond}}}
 	}
+	w.must(start(&wire.StartRequest{FlowId: "c"}))
 	w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "approve"}))
 	w.result(w.step("approve"), &wire.StepResult{Wait: &wire.Wait{
 		Conditions: []*wire.Condition{

@@ -37,10 +37,10 @@ func (c *call) awaitRun(flowID string, req *wire.WaitRequest) {
 		x := &waiter{c: c, flowID: flowID, late: func() { c.lateWith(flowID, func(f *wire.Flow) *wire.Answer { return infoAnswer(c.s.info(f)) }) }}
 		x.heard = func(ev *wire.Event) func() {
 			switch {
-			case closedBy(info, ev):
-				return func() { c.answer(infoAnswer(info)) }
 			case ev.Type == core.EventReset && req.RunId == "":
 				return func() { c.awaitRun(flowID, req) } // the newest run is another one now
+			case closedBy(info, ev):
+				return func() { c.answer(infoAnswer(info)) }
 			}
 			return nil
 		}

@@ -62,7 +62,7 @@ func TestWaitEndsWithTheFlow(t *testing.T) {
 	w.order("a")
 	ch := w.begin(w.ctx, wait("a", ""))
 	w.must(&wire.Call{Verb: &wire.Call_Delete{Delete: &wire.DeleteRequest{FlowId: "a"}}})
-	if a := w.next(ch); a.Error.GetCode() != string(core.NotFound) {
+	if a := w.next(ch); a.GetFlow().GetStatus() != wire.Status_TERMINATED {
 		t.Errorf("got %v", a)
 	}
 }

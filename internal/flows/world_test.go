@@ -188,6 +188,7 @@ func newWorld(t testing.TB) *world {
 	own := real
 	own.Clock = w.clock
 	w.svc = New(Config{Hub: w.hub, Env: own, Workers: w, Blobs: w.store})
+	courier := partition.NewCourier(real.Clock)
 	var machines []*partition.Machine
 	for i := range 2 {
 		db, err := state.Open(fmt.Sprintf("tables-%d", i), state.Options{FS: real.FS, Manual: true})
@@ -198,7 +199,7 @@ func newWorld(t testing.TB) *world {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, _, err := partition.Open(partition.Config{ID: i, Epoch: 1, Env: real, Tables: db, Log: log, Executor: w, Observer: w})
+		m, _, err := partition.Open(partition.Config{ID: i, Epoch: 1, Env: real, Tables: db, Log: log, Executor: w, Observer: w, Outbox: courier})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,6 +210,7 @@ func newWorld(t testing.TB) *world {
 		w.set = append(w.set, partition.Start(m, func(err error) { t.Errorf("partition lost: %v", err) }))
 	}
 	w.svc.Bind(w.set)
+	courier.Bind(w.set)
 	t.Cleanup(w.close)
 	return w
 }
