@@ -22,6 +22,8 @@ type metrics struct {
 	turns    *prometheus.HistogramVec
 	prompt   prometheus.Counter
 	output   prometheus.Counter
+	flows    *flowMetrics
+	entries  *prometheus.Desc // by flow type
 	gauges   []gauge
 }
 
@@ -51,7 +53,10 @@ func newMetrics(s *Server) *metrics {
 		prompt: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Name: "tokens_prompt_total", Help: "Prompt tokens, as the providers count them."}),
 		output: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Name: "tokens_completion_total", Help: "Completion tokens, as the providers count them."}),
 	}
+	m.flows = newFlowMetrics(ns)
+	m.entries = prometheus.NewDesc(prometheus.BuildFQName(ns, "", "flow_entries_total"), "Commands journaled, by flow type.", []string{"flow_type"}, nil)
 	m.addGauges(ns)
+	m.registry.MustRegister(m.flows.collectors()...)
 	m.registry.MustRegister(m.turns, m.prompt, m.output, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -69,7 +74,7 @@ func (m *metrics) addGauges(ns string) {
 		st := gate.Stats()
 		return float64(st.OverLimit + st.OverShare)
 	})
-	add("active_sessions", "Sessions decoded in memory.", g, func(r *reading) float64 { return float64(r.hot) })
+	add("active_sessions", "Flows decoded in memory: sessions, and flows of users' programs.", g, func(r *reading) float64 { return float64(r.hot) })
 	add("active_processes", "Step attempts running in this process.", g, func(*reading) float64 { return float64(m.s.pool.Running()) })
 	sinks := func(read func(sink.Stats) float64) func(*reading) float64 {
 		return func(r *reading) float64 { return read(r.sinks) }
@@ -109,6 +114,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, g := range m.gauges {
 		ch <- g.desc
 	}
+	ch <- m.entries
 }
 
 // scrapeTimeout bounds the wait for a busy partition.
@@ -120,10 +126,14 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, g := range m.gauges {
 		ch <- prometheus.MustNewConstMetric(g.desc, g.kind, g.read(&r))
 	}
+	for typ, n := range r.partition.EntriesByType {
+		ch <- prometheus.MustNewConstMetric(m.entries, prometheus.CounterValue, float64(n), typ)
+	}
 }
 
 func (m *metrics) look() reading {
 	r := reading{sinks: m.s.sinks.Stats()}
+	r.partition.EntriesByType = map[string]uint64{}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	for _, p := range m.s.parts {
@@ -140,6 +150,9 @@ func (m *metrics) look() reading {
 			r.partition.Refused += st.Refused
 			r.partition.Dispatched += st.Dispatched
 			r.partition.Prefetched += st.Prefetched
+			for typ, n := range st.EntriesByType {
+				r.partition.EntriesByType[typ] += n
+			}
 		}
 		js := p.log.Stats()
 		r.syncs += js.Syncs

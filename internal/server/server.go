@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -23,16 +22,21 @@ import (
 	"github.com/perdure-dev/perdure/internal/blob"
 	blobfs "github.com/perdure-dev/perdure/internal/blob/fs"
 	"github.com/perdure-dev/perdure/internal/config"
+	"github.com/perdure-dev/perdure/internal/dispatch"
 	"github.com/perdure-dev/perdure/internal/effect/tool"
 	"github.com/perdure-dev/perdure/internal/effect/worker"
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/flows"
+	"github.com/perdure-dev/perdure/internal/grpcapi"
 	"github.com/perdure-dev/perdure/internal/httpapi"
 	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/search"
 	"github.com/perdure-dev/perdure/internal/session"
 	"github.com/perdure-dev/perdure/internal/sink"
 	"github.com/perdure-dev/perdure/internal/state"
 	"github.com/perdure-dev/perdure/internal/stream"
+	"github.com/perdure-dev/perdure/internal/tracing"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -53,6 +57,12 @@ type Server struct {
 	gate      *admit.Gate
 	pool      *worker.Pool
 	sessions  *session.Service
+	dispatch  *dispatch.Dispatcher
+	courier   *partition.Courier
+	flows     *flows.Service
+	searcher  *search.Searcher
+	tracer    *tracing.Tracer
+	grpc      []*grpcapi.Server
 	providers map[string]*agent.Provider
 	tools     *tool.Client
 	sinks     *sink.Sinks
@@ -126,7 +136,10 @@ func (s *Server) open() error {
 	s.metrics = newMetrics(s)
 	handler := &agent.Handler{Registry: reg, Clock: s.env.Clock, OnUsage: s.metrics.usage, Limits: agent.Limits{
 		MaxToolRounds: s.cfg.Kernel.MaxToolRounds, MaxToolCalls: s.cfg.Kernel.MaxToolCallsPerRound, TurnTimeout: s.cfg.Kernel.TurnTimeout}}
-	s.pool = worker.New(s.hub, handler, s.log)
+	if err := s.openFlows(); err != nil {
+		return err
+	}
+	s.pool = worker.New(s.hub, local{handler, nil}, s.log)
 	s.sessions = session.New(session.Config{
 		Agents: reg, Hub: s.hub, Gate: s.gate, Env: s.env, MaxQueued: s.cfg.Kernel.MaxQueuedTurnsPerSession,
 		StreamBound: int(s.cfg.Limits.StreamBufferBytes), StatelessKeep: time.Duration(s.cfg.Kernel.SessionTTLSecs) * time.Second,
@@ -180,6 +193,7 @@ func (s *Server) openPartitions(ctx context.Context) error {
 		s.set = append(s.set, p.runner)
 	}
 	s.sessions.Bind(s.set)
+	s.bindFlows()
 	s.api = s.newAPI()
 	if err := s.sessions.LoadAgents(s.tenants(), func(tenant, name string, err error) {
 		s.log.Warn("agent left out", "tenant", tenant, "agent", name, "error", err)
@@ -252,7 +266,7 @@ func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine
 	}
 	m, rec, err := partition.Open(partition.Config{
 		ID: p.id, Epoch: epoch, Nonce: s.env.Rand.Uint64(), Env: s.env, Tables: p.tables, Log: p.log,
-		Executor: s.pool, Observer: s.sessions, MaxBatchBytes: int(s.cfg.Journal.MaxBatchBytes),
+		Executor: executor{s.pool, s.dispatch}, Observer: observer{s}, Outbox: s.courier, MaxBatchBytes: int(s.cfg.Journal.MaxBatchBytes),
 		MaxHotFlows: max(s.cfg.Kernel.MaxSessionsInMemory/len(s.parts), 16),
 		MaxHotBytes: int(s.cfg.Kernel.MaxSessionBytes) / len(s.parts),
 		IdleUs:      int64(s.cfg.Kernel.SessionTTLSecs) * 1_000_000,
@@ -314,17 +328,28 @@ func (s *Server) Drain(ctx context.Context) {
 	if n := s.sessions.OpenTurns(); n > 0 {
 		s.log.Info("draining", "open_turns", n)
 	}
-	for s.sessions.OpenTurns() > 0 {
+	s.drainFlows(ctx)
+	if !s.until(ctx, func() bool { return s.sessions.OpenTurns() == 0 }) {
+		s.log.Warn("drain timed out; the rest goes on at the next start", "open_turns", s.sessions.OpenTurns())
+	}
+}
+
+// drainTick is how often a drain looks whether it is done.
+const drainTick = 20 * time.Millisecond
+
+// until waits for cond, at most until ctx ends.
+func (s *Server) until(ctx context.Context, cond func() bool) bool {
+	for !cond() {
 		tick := make(chan struct{})
-		t := s.env.Clock.AfterFunc(20*time.Millisecond, func() { close(tick) })
+		t := s.env.Clock.AfterFunc(drainTick, func() { close(tick) })
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			s.log.Warn("drain timed out; the rest goes on at the next start", "open_turns", s.sessions.OpenTurns())
-			return
+			return cond()
 		case <-tick:
 		}
 	}
+	return true
 }
 
 // Close ends everything: attempts are left to the next start, what was
@@ -334,6 +359,9 @@ func (s *Server) Close() {
 		if s.stopUpkeep != nil {
 			s.stopUpkeep()
 			s.upkeep.Wait()
+		}
+		if s.dispatch != nil {
+			s.dispatch.Stop()
 		}
 		if s.pool != nil {
 			s.pool.Stop()
@@ -395,8 +423,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer stopAdmin()
 	hs := s.httpServer()
 	served := make(chan error, 1)
-	l = newLimitListener(l, s.cfg.Limits.MaxConnections)
-	go func() { served <- hs.Serve(l) }()
+	halves := split(newLimitListener(l, s.cfg.Limits.MaxConnections), s.cfg.Limits.ReadHeaderTimeout, s.env.Clock.Now)
+	stopFlows, err := s.serveFlows(halves.grpc)
+	if err != nil {
+		halves.close()
+		s.Close()
+		return err
+	}
+	defer stopFlows()
+	go func() { _ = hs.Serve(halves.http) }()
+	go func() { served <- halves.run() }()
 	select {
 	case <-ctx.Done():
 		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
@@ -412,9 +448,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		s.log.Error("stopping: a partition lost its journal", "error", err)
 	case err = <-served:
 	}
+	halves.close()
 	_ = hs.Close()
+	stopFlows()
 	s.Close()
-	if errors.Is(err, http.ErrServerClosed) {
+	if errors.Is(err, net.ErrClosed) {
 		return nil
 	}
 	return err

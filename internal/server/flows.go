@@ -1,0 +1,227 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/dispatch"
+	"github.com/perdure-dev/perdure/internal/effect/worker"
+	"github.com/perdure-dev/perdure/internal/flows"
+	"github.com/perdure-dev/perdure/internal/grpcapi"
+	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/search"
+	"github.com/perdure-dev/perdure/internal/tracing"
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// userFlow reports whether a flow is of a user's program: its steps are run by
+// workers that connect. All others run in this process.
+func userFlow(flowID string) bool {
+	_, rest, _ := strings.Cut(flowID, "/")
+	return strings.HasPrefix(rest, "f/")
+}
+
+// executor gives each flow's effects to those who run them.
+type executor struct {
+	local  *worker.Pool
+	remote *dispatch.Dispatcher
+}
+
+func (x executor) of(flowID string) partition.Executor {
+	if userFlow(flowID) {
+		return x.remote
+	}
+	return x.local
+}
+
+// Reserve implements partition.Executor.
+func (x executor) Reserve(flowID, flowType string, want int) int {
+	return x.of(flowID).Reserve(flowID, flowType, want)
+}
+
+// Release implements partition.Executor.
+func (x executor) Release(flowID, flowType string, n int) { x.of(flowID).Release(flowID, flowType, n) }
+
+// Dispatch implements partition.Executor.
+func (x executor) Dispatch(w *partition.Work) { x.of(w.FlowID).Dispatch(w) }
+
+// Commit implements partition.Executor.
+func (x executor) Commit(w *partition.Work) { x.of(w.FlowID).Commit(w) }
+
+// Cancel implements partition.Executor.
+func (x executor) Cancel(flowID string, exec uint64, a core.Attempt, reason string) {
+	x.of(flowID).Cancel(flowID, exec, a, reason)
+}
+
+// Queue implements partition.Executor.
+func (x executor) Queue(q core.Effect) { x.of(q.FlowID).Queue(q) }
+
+// Done implements partition.Executor.
+func (x executor) Done(flowID, flowType string, exec uint64, key string) {
+	x.of(flowID).Done(flowID, flowType, exec, key)
+}
+
+// Abort implements partition.Executor.
+func (x executor) Abort() {
+	x.local.Abort()
+	x.remote.Abort()
+}
+
+// observer tells those who watch of committed events.
+type observer struct{ s *Server }
+
+// Publish implements partition.Observer.
+func (o observer) Publish(flowID string, events []*wire.Event) {
+	if !userFlow(flowID) {
+		o.s.sessions.Publish(flowID, events)
+		return
+	}
+	o.s.hub.Publish(flowID, events)
+	o.s.flows.Publish(flowID, events)
+}
+
+// local runs the steps of this process: of agents and of schedules.
+type local struct {
+	agents    worker.Handler
+	schedules worker.Handler
+}
+
+func (l local) of(flowType string) worker.Handler {
+	return l.agents
+}
+
+// Run implements worker.Handler.
+func (l local) Run(ctx context.Context, call *worker.Call) *wire.StepResult {
+	return l.of(call.FlowType).Run(ctx, call)
+}
+
+// Fail implements worker.Handler.
+func (l local) Fail(w *partition.Work, err error) *wire.StepResult {
+	return l.of(w.FlowType).Fail(w, err)
+}
+
+// openFlows makes what serves users' flows, before there are partitions.
+func (s *Server) openFlows() error {
+	c := s.cfg.Flows
+	ratio, err := strconv.ParseFloat(c.TraceRatio, 64)
+	if err != nil {
+		return fmt.Errorf("flows.trace_ratio: %w", err)
+	}
+	if c.TraceEndpoint != "" {
+		if s.tracer, err = tracing.Open(context.Background(), c.TraceEndpoint, s.version, ratio); err != nil {
+			return err
+		}
+	}
+	s.dispatch = dispatch.New(dispatch.Config{
+		Clock: s.env.Clock, Hub: s.hub, Log: s.log, Server: "perdure " + s.version,
+		Heartbeat: c.WorkerHeartbeat, Timeout: c.AttemptTimeout, RPCTimeout: c.CallTimeout,
+		Hooks: dispatch.Hooks{Attempt: s.metrics.flows.attempt, RPC: s.metrics.flows.rpc},
+	})
+	s.courier = partition.NewCourier(s.env.Clock)
+	s.flows = flows.New(flows.Config{
+		Hub: s.hub, Env: s.env, Workers: s.dispatch, Searcher: finder{s}, Blobs: s.store,
+		Retention: c.Retention, CallTimeout: c.CallTimeout,
+	})
+	return nil
+}
+
+// bindFlows gives what serves users' flows the partitions.
+func (s *Server) bindFlows() {
+	s.searcher = search.New(s.set, s.env.Clock)
+	s.flows.Bind(s.set)
+	s.dispatch.Bind(dispatch.Partitions(s.set))
+	s.courier.Bind(s.set)
+}
+
+func (s *Server) startScheduled(tenant string, req *wire.StartRequest) (*wire.StartFlow, string, error) {
+	id, cmd, err := s.flows.StartCommand(tenant, req)
+	return cmd, id, err
+}
+
+// finder is the searcher, which there is once the partitions are open.
+type finder struct{ s *Server }
+
+// Search implements flows.Searcher.
+func (f finder) Search(ctx context.Context, tenant string, q *wire.SearchRequest) (*wire.SearchReply, error) {
+	return f.s.searcher.Search(ctx, tenant, q)
+}
+
+// largeValues moves blobs between their two forms: streams and pieces.
+type largeValues struct{ flows *flows.Service }
+
+// Put implements grpcapi.Blobs.
+func (v largeValues) Put(ctx context.Context, tenant, flowID string, r io.Reader) (*wire.BlobRef, error) {
+	buf := make([]byte, grpcapi.MaxChunk)
+	return v.flows.PutBlob(ctx, tenant, flowID, func() ([]byte, error) {
+		n, err := io.ReadFull(r, buf)
+		if n > 0 && (err == nil || errors.Is(err, io.ErrUnexpectedEOF)) {
+			return buf[:n], nil
+		}
+		return nil, err
+	})
+}
+
+// Get implements grpcapi.Blobs.
+func (v largeValues) Get(ctx context.Context, tenant string, ref *wire.BlobRef) (io.ReadCloser, error) {
+	r, w := io.Pipe()
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		w.CloseWithError(v.flows.GetBlob(ctx, tenant, ref, func(p []byte) error {
+			_, err := w.Write(p)
+			return err
+		}))
+	}()
+	return r, nil
+}
+
+// serveFlows answers gRPC on the listeners until stop is called.
+func (s *Server) serveFlows(shared net.Listener) (stop func(), err error) {
+	var cert *tls.Config
+	if c := s.cfg.Flows; c.CertFile != "" || c.KeyFile != "" {
+		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("flows.cert_file and flows.key_file: %w", err)
+		}
+		cert = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	cfg := grpcapi.Config{Flows: s.flows, Blobs: largeValues{s.flows}, Dispatch: s.dispatch, Clock: s.env.Clock, Log: s.log, Auth: s.cfg.Auth}
+	s.grpc = append(s.grpc, grpcapi.NewServer(cfg))
+	go func() { _ = s.grpc[0].Serve(shared) }()
+	if s.cfg.GRPCListen != "" {
+		own, err := net.Listen("tcp", s.cfg.GRPCListen)
+		if err != nil {
+			return nil, fmt.Errorf("grpc_listen: %w", err)
+		}
+		s.log.Info("listening for gRPC", "address", own.Addr().String(), "tls", cert != nil)
+		cfg.TLS = cert
+		further := grpcapi.NewServer(cfg)
+		s.grpc = append(s.grpc, further)
+		go func() { _ = further.Serve(newLimitListener(own, s.cfg.Limits.MaxConnections)) }()
+	}
+	return func() {
+		for _, g := range s.grpc {
+			g.Stop()
+		}
+	}, nil
+}
+
+// drainFlows lets workers finish what they have, until ctx ends.
+func (s *Server) drainFlows(ctx context.Context) {
+	for _, g := range s.grpc {
+		g.Drain()
+	}
+	s.dispatch.Drain()
+	if n := s.dispatch.Running(); n > 0 {
+		s.log.Info("draining", "running_steps", n)
+	}
+	s.until(ctx, func() bool { return s.dispatch.Running() == 0 })
+	s.dispatch.Stop()
+}
