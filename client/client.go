@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"net"
 	"strconv"
 	"sync/atomic"
@@ -370,6 +371,13 @@ func newKey() string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails
 	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// newFlowID makes an ID as the server does: its order is that of time.
+func newFlowID() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return fmt.Sprintf("f_%012x%x", time.Now().UnixMilli(), b)
 }
 
 // requestID makes an idempotency key that no other call has.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -100,9 +101,18 @@ func (l *link) unavailable() *Error {
 	e := &Error{Code: ErrUnavailable.Code, Message: "no connection to " + l.conn.Target(), Position: -1, cause: l.err,
 		Hint: "is the server running there, with its gRPC address open?"}
 	if l.err != nil {
-		e.Message += ": " + status.Convert(l.err).Message()
+		e.Message += ": " + plainCause(l.err)
 	}
 	return e
+}
+
+// plainCause is what gRPC says of a failed connection, without its wrapping.
+func plainCause(err error) string {
+	msg := status.Convert(err).Message()
+	if _, rest, ok := strings.Cut(msg, `desc = "transport: `); ok {
+		msg = strings.TrimSuffix(rest, `"`)
+	}
+	return strings.TrimPrefix(msg, "Error while dialing: ")
 }
 
 // connect has an attempt under way, and gives what is closed at its end.

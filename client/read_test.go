@@ -11,7 +11,9 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-func event(lsn uint64, typ string) *wire.Event { return &wire.Event{Lsn: lsn, Type: typ, AtUs: int64(lsn)} }
+func event(lsn uint64, typ string) *wire.Event {
+	return &wire.Event{Lsn: lsn, Type: typ, AtUs: int64(lsn)}
+}
 
 func historyAnswer(r *wire.HistoryReply, more bool) *wire.Answer {
 	return &wire.Answer{Result: &wire.Answer_History{History: r}, More: more}

@@ -18,7 +18,7 @@ func Start(ctx context.Context, c *Client, f *flow.Flow, id string, first flow.N
 		return Started{}, invalid("", "%s", err)
 	}
 	if id == "" {
-		id = newKey()
+		id = newFlowID()
 	}
 	own := rec.RequestId == ""
 	if own {

@@ -51,7 +51,7 @@ func (c *Client) Start(ctx context.Context, r StartRequest) (Started, error) {
 		r.RequestID = c.requestID()
 	}
 	if r.ID == "" {
-		r.ID = newKey() // made here, so that sending again does not start two
+		r.ID = newFlowID() // made here, so that sending again does not start two
 	}
 	w, err := c.startRequest(ctx, &r)
 	if err != nil {
