@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
-	"strconv"
 	"strings"
 
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -24,21 +22,28 @@ type book struct {
 
 	entries  []*wire.Entry // accepted and changing ones
 	events   []*wire.Event
-	open     map[uint64]Effect // emitted and not finished, by step; 0 is the retention
+	born     int               // the index of the flow's first event
+	open     map[string]Effect // emitted and not finished, by effectKey
+	keys     map[uint64]bool   // steps that hold their concurrency key
 	stopped  map[uint64]bool   // told to stop, by step
 	attempts map[Attempt]bool
 	tasks    []keptTask
+	sends    []keptSend
 	requests []string // keys that the flow should remember, oldest first
+	startID  string   // of the run
 	last     Cursor
 
-	published, consumed, dropped map[string]int // messages by channel
-	lastUsed                     map[string]int // highest number consumed, by channel
-	channelOf                    map[string]string
+	messages
 }
 
 type keptTask struct {
 	task   *Task
 	digest string
+}
+
+type keptSend struct {
+	out  *wire.Outgoing
+	text []byte
 }
 
 func newBook() *book {
@@ -48,12 +53,26 @@ func newBook() *book {
 	return b
 }
 
-// forget drops what belongs to one run of the flow.
+// forget drops what belongs to one life of the flow.
 func (b *book) forget() {
-	b.open, b.stopped = map[uint64]Effect{}, map[uint64]bool{}
-	b.published, b.consumed, b.dropped = map[string]int{}, map[string]int{}, map[string]int{}
-	b.lastUsed, b.channelOf = map[string]int{}, map[string]string{}
-	b.requests = nil
+	b.open, b.stopped, b.keys = map[string]Effect{}, map[uint64]bool{}, map[uint64]bool{}
+	b.requests, b.startID = nil, ""
+	b.messages.forget()
+}
+
+// effectKey is the stable ID of an effect.
+func effectKey(fx Effect) string {
+	switch fx.Kind {
+	case Dispatch:
+		return fmt.Sprintf("dispatch %d %v", fx.Exec, fx.Attempt)
+	case SetTimer:
+		return fmt.Sprintf("timer %d %d", fx.Exec, fx.AtUs)
+	case Queue:
+		return fmt.Sprintf("queue %d", fx.Exec)
+	case Send:
+		return fmt.Sprintf("send %d", fx.Out.Id)
+	}
+	return fmt.Sprintf("kind %d", fx.Kind)
 }
 
 func (b *book) entry() *wire.Entry {
@@ -61,12 +80,19 @@ func (b *book) entry() *wire.Entry {
 		Seed: (b.lsn + 1) * 0x2545f4914f6cdd1d, FlowId: "s1"}
 }
 
+// step is what one entry did, for the checks.
+type step struct {
+	e      *wire.Entry
+	out    Output
+	before *wire.Flow // a copy; nil = there was none
+}
+
 // apply runs one entry and checks every promise. broken is a broken promise;
 // err is the core's refusal.
 func (b *book) apply(e *wire.Entry) (out Output, err, broken error) {
-	before := mustMarshal(b.f)
+	before := b.f.CloneVT()
+	text := mustMarshal(b.f)
 	entryBefore, _ := e.MarshalVT()
-	hadFlow := b.f != nil
 	out, err = Apply(b.f, e)
 	if after, _ := e.MarshalVT(); !bytes.Equal(entryBefore, after) {
 		return out, err, fmt.Errorf("the entry was changed")
@@ -78,23 +104,25 @@ func (b *book) apply(e *wire.Entry) (out Output, err, broken error) {
 		if out.Flow != nil || out.Events != nil || out.Effects != nil || out.Changed {
 			return out, err, fmt.Errorf("refused, with output")
 		}
-		if !bytes.Equal(before, mustMarshal(b.f)) {
+		if !bytes.Equal(text, mustMarshal(b.f)) {
 			return out, err, fmt.Errorf("refused with %v, but the flow changed", err)
 		}
 		return out, err, nil
 	}
 	if !out.Changed {
-		if len(out.Events)+len(out.Effects) > 0 || !bytes.Equal(before, mustMarshal(out.Flow)) {
+		if len(out.Events)+len(out.Effects) > 0 || !bytes.Equal(text, mustMarshal(out.Flow)) {
 			return out, nil, fmt.Errorf("not changed, but has events or effects or another flow")
 		}
 		return out, nil, nil
 	}
 	b.entries, b.lsn, b.f = append(b.entries, e), e.Lsn, out.Flow
-	if !hadFlow {
+	if before == nil {
 		b.forget()
+		b.born = len(b.events)
 	}
-	for _, check := range []func(*wire.Entry, Output) error{b.takeEvents, b.takeMessages, b.takeEffects} {
-		if err := check(e, out); err != nil {
+	s := step{e, out, before}
+	for _, check := range []func(step) error{b.takeEvents, b.takeRequests, b.takeMessages, b.takeEffects, checkRemoved, checkParentsTold} {
+		if err := check(s); err != nil {
 			return out, nil, err
 		}
 	}
@@ -102,7 +130,7 @@ func (b *book) apply(e *wire.Entry) (out Output, err, broken error) {
 		b.forget()
 		return out, nil, nil
 	}
-	for _, check := range []func(*wire.Flow) error{b.checkOutstanding, b.checkLog, b.checkChannels, checkShape, checkAwake} {
+	for _, check := range []func(*wire.Flow) error{b.checkTasks, b.checkLog, b.checkChannels, b.checkRequests, checkShape, checkAwake, checkClosed} {
 		if err := check(out.Flow); err != nil {
 			return out, nil, err
 		}
@@ -121,144 +149,191 @@ func mustMarshal(f *wire.Flow) []byte {
 	return p
 }
 
-func (b *book) takeEvents(e *wire.Entry, out Output) error {
-	for _, ev := range out.Events {
-		if !b.last.Before(ev) || ev.Lsn != e.Lsn || ev.AtUs != e.TimeUs {
-			return fmt.Errorf("event %s at %d.%d after %v", ev.Type, ev.Lsn, ev.N, b.last)
-		}
-		b.last = CursorOf(ev)
-	}
-	b.events = append(b.events, out.Events...)
-	return nil
-}
-
-// takeMessages counts what was published, dropped and consumed.
-func (b *book) takeMessages(e *wire.Entry, out Output) error {
-	var ps []*wire.Publish
-	switch c := e.Command.(type) {
-	case *wire.Entry_Publish:
-		ps = []*wire.Publish{c.Publish}
-	case *wire.Entry_StartFlow:
-		ps = c.StartFlow.Publish
-	case *wire.Entry_StepResult:
-		if c.StepResult.Retry == nil || !slices.ContainsFunc(out.Events, restarted) {
-			ps = c.StepResult.Publish
-		}
-	}
-	for _, p := range ps {
-		if p.RequestId != "" && slices.Contains(b.requests, p.RequestId) {
-			continue
-		}
-		if p.RequestId != "" {
-			b.requests = append(b.requests, p.RequestId)
-			b.requests = b.requests[max(0, len(b.requests)-MaxRequests):]
-		}
-		b.published[p.Channel]++
-	}
-	for _, fx := range out.Effects {
-		if fx.Kind != Dispatch || fx.Task.Number != 1 {
-			continue
-		}
-		for _, m := range fx.Task.Matched {
-			ch, n := splitPayload(m.Payload)
-			if n <= b.lastUsed[ch] {
-				return fmt.Errorf("message %s consumed after number %d", m.Payload, b.lastUsed[ch])
-			}
-			b.lastUsed[ch] = n
-			b.consumed[ch]++
-		}
-	}
-	for _, ev := range out.Events {
-		if ev.Type == EventDropped {
-			ch := b.channelOf[ev.Scope]
-			if ch == "" {
-				return fmt.Errorf("dropped message %s was not waiting", ev.Scope)
-			}
-			b.dropped[ch]++
-		}
-	}
-	return nil
-}
-
-func restarted(ev *wire.Event) bool {
-	return ev.Type == EventStepRetrying || ev.Type == EventStepRestarted
-}
-
-func splitPayload(p []byte) (string, int) {
-	head, _, _ := strings.Cut(string(p), " ")
-	ch, num, _ := strings.Cut(head, "/")
-	n, _ := strconv.Atoi(num)
-	return ch, n
-}
-
-// takeEffects moves the book of emitted and finished effects.
-func (b *book) takeEffects(e *wire.Entry, out Output) error {
-	switch c := e.Command.(type) {
-	case *wire.Entry_StepResult:
-		delete(b.open, c.StepResult.Exec)
-	case *wire.Entry_Redispatch:
-		delete(b.open, c.Redispatch.Exec)
-	case *wire.Entry_FireTimer:
-		delete(b.open, c.FireTimer.Exec)
-	}
-	for _, fx := range out.Effects {
-		have, isOpen := b.open[fx.Exec]
-		if fx.Kind == CancelAttempt {
-			if !isOpen || have.Kind != Dispatch || have.Attempt != fx.Attempt {
+// takeEffects moves the book of emitted and finished effects, and the slots and
+// keys with it.
+func (b *book) takeEffects(s step) error {
+	handed, queued := uint32(0), 0
+	for _, fx := range s.out.Effects {
+		switch fx.Kind {
+		case CancelAttempt:
+			fx.Kind = Dispatch
+			if _, ok := b.open[effectKey(fx)]; !ok {
 				return fmt.Errorf("stop of attempt %v of step %d, which is not out", fx.Attempt, fx.Exec)
 			}
 			b.stopped[fx.Exec] = true
+			if fx.Forget {
+				delete(b.open, effectKey(fx))
+			}
+			continue
+		case ReleaseKey:
+			if !b.keys[fx.Exec] || fx.Key == "" {
+				return fmt.Errorf("step %d gives a key back that it does not hold", fx.Exec)
+			}
+			delete(b.keys, fx.Exec)
+			continue
+		case Dispatch:
+			handed++
+			if err := b.handedOut(s, fx); err != nil {
+				return err
+			}
+		case Queue:
+			if fx.Key == "" {
+				queued++
+			}
+		case Send:
+			p, _ := fx.Out.MarshalVT()
+			b.sends = append(b.sends, keptSend{fx.Out, p})
+		}
+		b.open[effectKey(fx)] = fx
+	}
+	if handed > s.e.Slots || queued > 0 && handed < s.e.Slots {
+		return fmt.Errorf("%d steps handed out and %d queued with %d slots", handed, queued, s.e.Slots)
+	}
+	return b.checkOutstanding(s)
+}
+
+func (b *book) handedOut(s step, fx Effect) error {
+	if b.attempts[fx.Attempt] {
+		return fmt.Errorf("attempt %v was minted twice", fx.Attempt)
+	}
+	b.attempts[fx.Attempt] = true
+	b.tasks = append(b.tasks, keptTask{fx.Task, digest(fx.Task)})
+	for _, have := range b.open {
+		if have.Kind == Dispatch && have.Exec == fx.Exec && !answers(s.e, have) {
+			return fmt.Errorf("step %d has two attempts out", fx.Exec)
+		}
+	}
+	if fx.Task.Spec.ConcurrencyKey != "" {
+		if b.keys[fx.Exec] || s.e.GetStartQueued().GetExec() != fx.Exec {
+			return fmt.Errorf("step %d takes its key, held %v, outside of its queue", fx.Exec, b.keys[fx.Exec])
+		}
+		b.keys[fx.Exec] = true
+	}
+	return nil
+}
+
+// answers says whether an entry ends an attempt by its result, or by its loss.
+func answers(e *wire.Entry, fx Effect) bool {
+	var exec uint64
+	var a *wire.AttemptID
+	switch c := e.Command.(type) {
+	case *wire.Entry_StepResult:
+		exec, a = c.StepResult.Exec, c.StepResult.Attempt
+	case *wire.Entry_Redispatch:
+		exec, a = c.Redispatch.Exec, c.Redispatch.Attempt
+	}
+	return exec == fx.Exec && attemptOf(a) == fx.Attempt
+}
+
+// checkOutstanding: what is emitted and not finished is what the state says, and
+// what is finished has a reason.
+func (b *book) checkOutstanding(s step) error {
+	f := s.out.Flow
+	if f == nil {
+		return b.checkSent(s)
+	}
+	got := map[string]bool{}
+	list := Outstanding(f)
+	for _, fx := range list {
+		key := effectKey(fx)
+		want, ok := b.open[key]
+		if !ok || fx.FlowID != want.FlowID || fx.Key != want.Key || fx.AtUs != want.AtUs || fx.Out != want.Out {
+			return fmt.Errorf("outstanding is %+v, the book says %+v", fx, want)
+		}
+		got[key] = true
+	}
+	if HasOutstanding(f) != (len(list) > 0) {
+		return fmt.Errorf("HasOutstanding is %v of %d", HasOutstanding(f), len(list))
+	}
+	for key, fx := range b.open {
+		if got[key] {
 			continue
 		}
-		_, isCancel := e.Command.(*wire.Entry_Cancel)
-		_, isPublish := e.Command.(*wire.Entry_Publish)
-		if isOpen && !(have.Kind == SetTimer && fx.Kind == Dispatch && (isCancel || isPublish)) {
-			return fmt.Errorf("step %d has two effects out", fx.Exec)
+		if !finishes(s, fx) {
+			return fmt.Errorf("%s was emitted, is not outstanding, and nothing has ended it", key)
 		}
-		b.open[fx.Exec] = fx
-		if fx.Kind == Dispatch {
-			if b.attempts[fx.Attempt] {
-				return fmt.Errorf("attempt %v was minted twice", fx.Attempt)
+		delete(b.open, key)
+	}
+	held := 0
+	for _, st := range f.Steps {
+		if st.State == wire.Step_STARTED && st.Spec.ConcurrencyKey != "" {
+			held++
+			if !b.keys[st.Exec] {
+				return fmt.Errorf("step %d runs without its key", st.Exec)
 			}
-			b.attempts[fx.Attempt] = true
-			b.tasks = append(b.tasks, keptTask{fx.Task, digest(fx.Task)})
+		}
+	}
+	if held != len(b.keys) {
+		return fmt.Errorf("%d steps hold keys, %d by the book", held, len(b.keys))
+	}
+	return nil
+}
+
+// checkSent: a run that was waited for does not go before all is sent.
+func (b *book) checkSent(s step) error {
+	for key, fx := range b.open {
+		if fx.Kind == Send && s.before.Closes && s.e.GetOutboxDone().GetId() != fx.Out.Id {
+			return fmt.Errorf("the flow is deleted, and %s is lost", key)
 		}
 	}
 	return nil
+}
+
+// finishes says whether a step of the world may have ended an effect.
+func finishes(s step, fx Effect) bool {
+	f := s.out.Flow
+	st := stepOf(f, fx.Exec)
+	moved := st == nil || slices.ContainsFunc(s.out.Effects, func(o Effect) bool {
+		return o.Exec == fx.Exec && (o.Kind == Dispatch || o.Kind == Queue || o.Kind == SetTimer)
+	})
+	skipped := s.e.GetSkipTimer() != nil
+	switch fx.Kind {
+	case Dispatch:
+		return answers(s.e, fx)
+	case Queue:
+		return moved
+	case SetTimer:
+		if fx.Exec == 0 {
+			return f.Status != wire.Status_RUNNING || s.before.GetRunId() != f.RunId || s.e.GetFireTimer() != nil
+		}
+		return moved || skipped || s.e.GetFireTimer() != nil && fx.AtUs <= s.e.TimeUs
+	case Send:
+		return s.e.GetOutboxDone().GetId() == fx.Out.Id
+	}
+	return false
 }
 
 func digest(t *Task) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s %s %d %v %d %d %s %q %s %v %q %v", t.FlowID, t.Key(), t.Exec, t.Attempt, t.Number, t.Retries,
-		t.Name, t.Input, t.Scope, t.Cancel, t.Reason, t.Before)
+	fmt.Fprintf(&s, "%s %s %d %v %d %d %s %q %s %v %q %v %v %d %q %q %d", t.FlowID, t.Key(), t.Exec, t.Attempt, t.Number, t.Retries,
+		t.Name, t.Input, t.Scope, t.Cancel, t.Reason, t.Before, t.WaitPhase, t.Priority, t.Checkpoint, t.Locals, t.StartedUs)
 	for _, m := range t.Matched {
 		fmt.Fprintf(&s, " %s=%q@%d", m.Id, m.Payload, m.AtUs)
 	}
 	for _, a := range t.Attributes {
 		fmt.Fprintf(&s, " %s=%q", a.Name, a.Value)
 	}
+	for _, c := range t.Conditions {
+		p, _ := c.MarshalVT()
+		fmt.Fprintf(&s, " %x", p)
+	}
+	p, _ := t.Spec.MarshalVT()
+	fmt.Fprintf(&s, " %x", p)
 	return s.String()
 }
 
-func (b *book) checkOutstanding(f *wire.Flow) error {
-	got := Outstanding(f)
-	if len(got) != len(b.open) || HasOutstanding(f) != (len(got) > 0) {
-		return fmt.Errorf("%d effects outstanding by state, %d by the book", len(got), len(b.open))
-	}
-	for _, fx := range got {
-		want, ok := b.open[fx.Exec]
-		if !ok || fx.Kind != want.Kind || fx.Attempt != want.Attempt || fx.AtUs != want.AtUs || fx.FlowID != want.FlowID {
-			return fmt.Errorf("step %d: outstanding %+v, the book says %+v", fx.Exec, fx, want)
-		}
+// checkTasks: a task that is handed out anew from the state is the one that was
+// handed out, but for what may change meanwhile.
+func (b *book) checkTasks(f *wire.Flow) error {
+	for _, fx := range Outstanding(f) {
 		if fx.Kind != Dispatch {
 			continue
 		}
-		// What may have changed since the hand-out: attributes, log and cancel.
-		was, is := *want.Task, *fx.Task
+		was, is := *b.open[effectKey(fx)].Task, *fx.Task
 		if is.Cancel != (was.Cancel || b.stopped[fx.Exec]) {
 			return fmt.Errorf("step %d: cancel is %v in the state", fx.Exec, is.Cancel)
 		}
-		was.Cancel, was.Reason, was.Before, was.Attributes = is.Cancel, is.Reason, is.Before, is.Attributes
+		was.Cancel, was.Reason, was.Before, was.Attributes, was.Checkpoint = is.Cancel, is.Reason, is.Before, is.Attributes, is.Checkpoint
 		if digest(&was) != digest(&is) {
 			return fmt.Errorf("step %d: task is %s, was %s", fx.Exec, digest(&is), digest(&was))
 		}
@@ -266,110 +341,30 @@ func (b *book) checkOutstanding(f *wire.Flow) error {
 	return nil
 }
 
-func (b *book) checkLog(f *wire.Flow) error {
-	n, items := uint64(0), uint64(0)
-	for i := len(b.events) - 1; i >= 0; i-- {
-		n, items = n+1, items+uint64(len(b.events[i].Items))
-		if b.events[i].Type == EventStarted {
-			break
-		}
-	}
-	if f.EventCount != n || f.ItemCount != items || f.LastEvent.Lsn != b.last.LSN || f.LastEvent.N != b.last.N {
-		return fmt.Errorf("flow counts %d events and %d items to %v, log has %d and %d to %v",
-			f.EventCount, f.ItemCount, f.LastEvent, n, items, b.last)
-	}
-	return nil
-}
-
-// checkChannels: what was published is consumed, dropped or waiting, in order.
-func (b *book) checkChannels(f *wire.Flow) error {
-	waiting := map[string]int{}
-	for _, c := range f.Channels {
-		low := b.lastUsed[c.Name]
-		for _, m := range c.Pending {
-			ch, n := splitPayload(m.Payload)
-			if ch != c.Name || n <= low {
-				return fmt.Errorf("message %s waits in %q behind number %d", m.Payload, c.Name, low)
-			}
-			low = n
-			b.channelOf[m.Id] = ch
-		}
-		waiting[c.Name] = len(c.Pending)
-	}
-	for ch, n := range b.published {
-		if got := b.consumed[ch] + b.dropped[ch] + waiting[ch]; got != n {
-			return fmt.Errorf("channel %q: %d published, %d consumed, %d dropped, %d waiting",
-				ch, n, b.consumed[ch], b.dropped[ch], waiting[ch])
-		}
-	}
-	var keys []string
-	for _, r := range f.Requests {
-		keys = append(keys, r.RequestId)
-	}
-	if !slices.Equal(keys, b.requests) {
-		return fmt.Errorf("flow remembers requests %q, not %q", keys, b.requests)
-	}
-	return nil
-}
-
-// checkShape: order and bounds of the lists, and what each step state implies.
-func checkShape(f *wire.Flow) error {
-	if !sort.SliceIsSorted(f.Attributes, func(i, j int) bool { return f.Attributes[i].Name < f.Attributes[j].Name }) {
-		return fmt.Errorf("attributes are not sorted")
-	}
-	for i, a := range f.Attributes {
-		if len(a.Value) == 0 || i > 0 && a.Name == f.Attributes[i-1].Name {
-			return fmt.Errorf("attribute %q is empty or twice", a.Name)
-		}
-	}
-	for i, c := range f.Channels {
-		if len(c.Pending) == 0 || len(c.Pending) > MaxPending || i > 0 && c.Name <= f.Channels[i-1].Name {
-			return fmt.Errorf("channel %q has %d messages, or is out of order", c.Name, len(c.Pending))
-		}
-	}
-	if len(f.Steps) > MaxSteps || len(f.Channels) > MaxChannels || len(f.Attributes) > MaxAttributes || len(f.Requests) > MaxRequests {
-		return fmt.Errorf("a bound is broken")
-	}
-	exec := uint64(0)
-	for _, s := range f.Steps {
-		if s.Exec <= exec || s.Exec >= f.NextExec {
-			return fmt.Errorf("step %d after %d, next is %d", s.Exec, exec, f.NextExec)
-		}
-		exec = s.Exec
-		ok := s.Retries <= s.Attempts
-		switch s.State {
-		case wire.Step_WAITING:
-			ok = s.Attempt == nil && s.Attempts == 0 && s.Spec.Wait != nil && s.RetryAtUs == 0 && s.Matched == nil
-		case wire.Step_STARTED:
-			ok = ok && s.Attempt != nil && s.Attempts > 0 && s.RetryAtUs == 0
-		case wire.Step_BACKOFF:
-			ok = ok && s.RetryAtUs > 0 && s.Retries > 0 && !s.Cancel
-		}
-		if !ok || atRest(s) && (s.Cancel || s.Scope != "") {
-			return fmt.Errorf("step %d makes no sense: %v", s.Exec, s)
+// checkRemoved: an attribute that is gone is told as removed, for its row.
+func checkRemoved(s step) error {
+	for _, a := range s.before.GetAttributes() {
+		there := slices.ContainsFunc(s.out.Flow.GetAttributes(), func(o *wire.Attribute) bool { return o.Name == a.Name })
+		if !there && s.out.Flow != nil && !slices.Contains(s.out.Removed, a.Name) {
+			return fmt.Errorf("attribute %q is gone and was not told", a.Name)
 		}
 	}
 	return nil
 }
 
-// checkAwake: nothing sleeps that should have been woken. The oldest waiter of
-// a channel has too few messages, and a cancelled waiter has running company.
-func checkAwake(f *wire.Flow) error {
-	first := map[string]bool{}
-	for _, s := range f.Steps {
-		if s.State != wire.Step_WAITING {
-			continue
-		}
-		w := s.Spec.Wait
-		if !first[w.Channel] && pendingCount(f, w.Channel) >= int(w.Count) {
-			return fmt.Errorf("step %d sleeps with %d messages for it", s.Exec, pendingCount(f, w.Channel))
-		}
-		first[w.Channel] = true
-		if !s.Cancel {
-			continue
-		}
-		if !slices.ContainsFunc(f.Steps, func(o *wire.Step) bool { return o.State != wire.Step_WAITING && o.Scope == s.Scope }) {
-			return fmt.Errorf("cancelled step %d sleeps, and nobody is left to wake it", s.Exec)
+// checkParentsTold: when a run ends, each step that waits for it is sent its end.
+func checkParentsTold(s step) error {
+	closed := slices.ContainsFunc(s.out.Events, func(ev *wire.Event) bool { return IsCloser(ev.Type) })
+	if !closed || s.before == nil {
+		return nil
+	}
+	for _, p := range s.before.Parents {
+		told := slices.ContainsFunc(s.out.Effects, func(fx Effect) bool {
+			c := fx.Out.GetSend().GetChildClosed()
+			return fx.Kind == Send && fx.Out.Send.FlowId == p.FlowId && c.GetExec() == p.Exec && c.GetCondition() == p.Condition && c.GetRunId() == s.before.RunId
+		})
+		if !told {
+			return fmt.Errorf("the run closed and %v is not told", p)
 		}
 	}
 	return nil
@@ -418,11 +413,16 @@ func (b *book) replay() error {
 	return nil
 }
 
-// tasksKept: a task that is out shares no memory that changes with its flow.
+// tasksKept: what is out shares no memory that changes with its flow.
 func (b *book) tasksKept() error {
 	for _, k := range b.tasks {
 		if d := digest(k.task); d != k.digest {
 			return fmt.Errorf("a task changed after its hand-out:\n%s\n%s", k.digest, d)
+		}
+	}
+	for _, k := range b.sends {
+		if p, _ := k.out.MarshalVT(); !bytes.Equal(p, k.text) {
+			return fmt.Errorf("send %d changed after it was given away", k.out.Id)
 		}
 	}
 	return nil

@@ -118,6 +118,9 @@ func (t *tx) waitKnown(s *wire.Step, c *wire.StepResult) {
 	}
 	spec.Wait = c.Wait
 	t.beginWait(s)
+	if !t.f.Closes {
+		t.wakeCancelled()
+	}
 }
 
 // specCopy is a copy that shares what is in it.
