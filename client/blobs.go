@@ -25,7 +25,7 @@ func inline(what string, b []byte) error {
 		return nil
 	}
 	return &Error{Code: ErrTooLarge.Code, Position: -1, Message: fmt.Sprintf("%s has %d bytes, the most is %d", what, len(b), maxInline),
-		Hint: "keep large values in attributes and inputs of steps, and send their name"}
+		Hint: "Keep large values in attributes and inputs of steps, and send their name."}
 }
 
 // toAttributes encodes attributes.
@@ -158,23 +158,11 @@ func (c *Client) transfer(ctx context.Context, fn func(context.Context, wire.Blo
 	}
 }
 
-// blobCodes is the codes of Error for those of gRPC.
-var blobCodes = map[codes.Code]string{
-	codes.NotFound:          ErrNotFound.Code,
-	codes.InvalidArgument:   ErrInvalid.Code,
-	codes.OutOfRange:        ErrTooLarge.Code,
-	codes.ResourceExhausted: ErrOverloaded.Code,
-	codes.DeadlineExceeded:  ErrDeadline.Code,
-	codes.Unavailable:       ErrUnavailable.Code,
-}
-
 func blobError(l *link, err error) error {
 	if r := refusal(l, err); r != nil {
 		return r
 	}
-	e := &Error{Code: blobCodes[status.Code(err)], Message: "moving a large value: " + status.Convert(err).Message(), Position: -1, cause: err}
-	if e.Code == "" {
-		e.Code = codeInternal
-	}
+	e := fromStatus(err)
+	e.Message = "moving a large value: " + e.Message
 	return e
 }

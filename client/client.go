@@ -29,12 +29,13 @@ const (
 	defaultAddress  = "127.0.0.1:8081"
 	defaultPatience = 10 * time.Second
 	defaultMaxOpen  = 16384
-	maxStreams      = 4    // connections of one client
-	crowded         = 4096 // open calls on a connection before another one is opened
-	callUnit        = 4096 // bytes of a request that count as one more open call
-	maxTries        = 10   // of one call, the first one included
-	maxMessage      = 128 << 20
-	windowBytes     = 4 << 20 // HTTP/2 flow control; a round trip's worth of answers and more
+	maxStreams      = 4         // connections of one client
+	crowded         = 4096      // open calls on a connection before another one is opened
+	callUnit        = 4096      // bytes of a request that count as one more open call
+	maxTries        = 10        // of one call, the first one included
+	maxMessage      = 128 << 20 // bytes of a frame, either way; the server's bound too
+	maxCall         = 100 << 20 // bytes of a call; a larger one would end the stream for all
+	windowBytes     = 4 << 20   // HTTP/2 flow control; a round trip's worth of answers and more
 )
 
 // Options of a Client. The zero value is a server on this machine, without a key.
@@ -89,7 +90,7 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 		conn, err := grpc.NewClient(target(o), dialOptions(o)...)
 		if err != nil {
 			c.Close()
-			return nil, &Error{Code: ErrInvalid.Code, Message: "the address " + strconv.Quote(o.Address) + " is not usable: " + err.Error(), Hint: "give host:port", Position: -1, cause: err}
+			return nil, &Error{Code: ErrInvalid.Code, Message: "the address " + strconv.Quote(o.Address) + " is not usable: " + err.Error(), Hint: "Give host:port.", Position: -1, cause: err}
 		}
 		c.links = append(c.links, &link{conn: conn, ctx: life})
 	}
@@ -240,12 +241,12 @@ func final(ctx context.Context, err error, m manner) error {
 			return contextError(ctx, m.write)
 		}
 		e := &Error{Code: ErrUnknown.Code, Unknown: m.write, Position: -1, cause: lost.cause,
-			Message: "the connection broke before the answer came: " + lost.cause.Error()}
+			Message: "the connection broke before the answer came: " + fromStatus(lost.cause).Message}
 		if m.again {
 			e.Code = ErrUnavailable.Code
 		}
 		if m.write {
-			e.Hint = "the call may have taken effect; look before asking again"
+			e.Hint = "The call may have taken effect: look before asking again."
 		}
 		return e
 	case errors.As(err, &unsent):
@@ -263,6 +264,9 @@ func (e *errUnsent) Unwrap() error { return e.cause }
 // try sends a call once and waits for its answer.
 func (c *Client) try(ctx context.Context, w *wire.Call, m manner) (*wire.Answer, error) {
 	size := w.SizeVT()
+	if size > maxCall {
+		return nil, &Error{Code: ErrTooLarge.Code, Position: -1, Message: fmt.Sprintf("a call has %d bytes, the most is %d", size, maxCall), Hint: "Do it in several calls."}
+	}
 	room, units := c.short, c.units(size)
 	if m.long {
 		room = c.long

@@ -149,12 +149,12 @@ func TestKeyIsRefused(t *testing.T) {
 	f := newFake(t, echo)
 	f.onStream = func(ctx context.Context) error {
 		if keyOf(ctx) != "Bearer good" {
-			return status.Error(codes.Unauthenticated, "the key is not known")
+			return status.Error(codes.Unauthenticated, "unauthenticated: the key is not known")
 		}
 		return nil
 	}
 	_, err := f.client(Options{Key: "bad"}).RPC(background(t), "f", "r", nil, RPCOptions{})
-	if !errors.Is(err, ErrUnauthenticated) || !strings.Contains(err.Error(), "not known") {
+	if !errors.Is(err, ErrUnauthenticated) || !strings.HasPrefix(err.Error(), "the key is not known (") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := f.client(Options{Key: "good"}).RPC(background(t), "f", "r", 1, RPCOptions{}); err != nil {
@@ -363,6 +363,12 @@ func TestLargeValues(t *testing.T) {
 	got, err := c.Attributes(ctx, "f")
 	if err != nil || len(got) != 2 || !bytes.Equal(got[0].Value, big) || got[0].Size != 0 || string(got[1].Value) != "1" {
 		t.Errorf("%d attributes, %v", len(got), err)
+	}
+	f.mu.Lock()
+	clear(f.blobs)
+	f.mu.Unlock()
+	if _, err := c.Attributes(ctx, "f"); err == nil || err.Error() != "moving a large value: flow f has no blob b1" {
+		t.Errorf("a lost blob: %v", err)
 	}
 	if _, err := c.Publish(ctx, "f", "c", PublishOptions{}, json.RawMessage(big)); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("a large message: %v", err)

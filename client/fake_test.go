@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/perdure-dev/perdure/internal/mux"
@@ -160,8 +162,11 @@ func (f *fake) Put(put grpc.ClientStreamingServer[wire.Chunk, wire.BlobRef]) err
 
 func (f *fake) Get(ref *wire.BlobRef, get grpc.ServerStreamingServer[wire.Chunk]) error {
 	f.mu.Lock()
-	v := f.blobs[ref.FlowId+"/"+ref.Blob]
+	v, ok := f.blobs[ref.FlowId+"/"+ref.Blob]
 	f.mu.Unlock()
+	if !ok {
+		return status.Errorf(codes.NotFound, "blob_missing: flow %s has no blob %s", ref.FlowId, ref.Blob)
+	}
 	for len(v) > 0 {
 		n := min(len(v), chunk)
 		if err := get.Send(&wire.Chunk{Data: v[:n]}); err != nil {

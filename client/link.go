@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -99,7 +98,7 @@ func (l *link) unavailable() *Error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := &Error{Code: ErrUnavailable.Code, Message: "no connection to " + l.conn.Target(), Position: -1, cause: l.err,
-		Hint: "is the server running there, with its gRPC address open?"}
+		Hint: "Is the server running there, with its gRPC address open?"}
 	if l.err != nil {
 		e.Message += ": " + plainCause(l.err)
 	}
@@ -331,23 +330,50 @@ func (s *session) end(err error) {
 
 // refusal tells a stream's end that no further try can change.
 func refusal(l *link, err error) error {
-	e := &Error{Position: -1, cause: err}
 	if l.ctx.Err() != nil {
-		e.Code, e.Message, e.Unknown = ErrClientClosed.Code, "the client was closed", true
-		return e
+		return &Error{Code: ErrClientClosed.Code, Message: "the client was closed", Unknown: true, Position: -1, cause: err}
 	}
-	st := status.Convert(err)
-	switch st.Code() {
+	e := fromStatus(err)
+	switch status.Code(err) {
 	case codes.Unauthenticated, codes.PermissionDenied:
-		e.Code, e.Message = ErrUnauthenticated.Code, st.Message()
-		e.Hint = "give the client a key that the server knows"
+		e.Code, e.Hint = ErrUnauthenticated.Code, "Give the client a key that the server knows."
 	case codes.Unimplemented:
-		e.Code, e.Message = ErrUnavailable.Code, fmt.Sprintf("%s does not serve flows: %s", l.conn.Target(), st.Message())
-		e.Hint = "is this the gRPC address of a Perdure server of this version?"
+		e.Code, e.Message = ErrUnavailable.Code, l.conn.Target()+" does not serve flows: "+e.Message
+		e.Hint = "Is this the gRPC address of a Perdure server of this version?"
 	default:
 		return nil
 	}
 	return e
+}
+
+// statusCodes is the codes of Error for errors of gRPC itself.
+var statusCodes = map[codes.Code]string{
+	codes.NotFound:          ErrNotFound.Code,
+	codes.InvalidArgument:   ErrInvalid.Code,
+	codes.OutOfRange:        ErrTooLarge.Code,
+	codes.ResourceExhausted: ErrOverloaded.Code,
+	codes.DeadlineExceeded:  ErrDeadline.Code,
+	codes.Canceled:          ErrCanceled.Code,
+	codes.Unavailable:       ErrUnavailable.Code,
+}
+
+// fromStatus takes over an error that ended a stream. A server's own begin with
+// their code, as "blob_missing: flow …".
+func fromStatus(err error) *Error {
+	st := status.Convert(err)
+	e := &Error{Code: statusCodes[st.Code()], Message: st.Message(), Position: -1, cause: err}
+	if code, rest, ok := strings.Cut(st.Message(), ": "); ok && isCode(code) {
+		e.Code, e.Message = code, rest
+	}
+	if e.Code == "" {
+		e.Code = codeInternal
+	}
+	return e
+}
+
+// isCode says that a word has the form of an error code.
+func isCode(s string) bool {
+	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_") == ""
 }
 
 // backoff is how long to pause after so many failures; about half of it is

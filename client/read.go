@@ -26,7 +26,7 @@ type HistoryOptions struct {
 // connection, and gives no event twice. It ends after the first error.
 func (c *Client) History(ctx context.Context, id string, o HistoryOptions) iter.Seq2[*Event, error] {
 	if o.Live && o.NewestFirst {
-		return failed[*Event](invalid("choose one of them", "a live history has its newest event last"))
+		return failed[*Event](invalid("Choose one of them.", "a live history has its newest event last"))
 	}
 	if o.Live {
 		return c.liveHistory(ctx, id, o)

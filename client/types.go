@@ -117,7 +117,7 @@ func parseName[T ~int](v *T, names []string, what string, text []byte) error {
 			return nil
 		}
 	}
-	return invalid("one of "+strings.Join(names, ", "), "there is no %s %q", what, text)
+	return invalid("It is one of "+strings.Join(names, ", ")+".", "there is no %s %q", what, text)
 }
 
 // Cursor is a place in a flow's log; the zero Cursor is before its begin.
@@ -138,7 +138,7 @@ func (c *Cursor) UnmarshalText(b []byte) error {
 	l, err := strconv.ParseUint(lsn, 10, 64)
 	m, err2 := strconv.ParseUint(n, 10, 32)
 	if !ok || err != nil || err2 != nil {
-		return invalid(`a cursor is two numbers with a dot, as "12.0"`, "%q is not a cursor", b)
+		return invalid(`A cursor is two numbers with a dot, as "12.0".`, "%q is not a cursor", b)
 	}
 	*c = Cursor{l, uint32(m)}
 	return nil

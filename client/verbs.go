@@ -78,14 +78,14 @@ func (c *Client) start(ctx context.Context, w *wire.StartRequest) (Started, erro
 // startRequest encodes r; a large input goes ahead of it.
 func (c *Client) startRequest(ctx context.Context, r *StartRequest) (*wire.StartRequest, error) {
 	if r.Type == "" && r.Step != "" {
-		return nil, invalid("name the flow type as its worker declares it", "a start with a step needs a flow type")
+		return nil, invalid("Name the flow type as its worker declares it.", "a start with a step needs a flow type")
 	}
 	input, err := encode("the input", r.Input)
 	if err != nil {
 		return nil, err
 	}
 	if r.Step == "" && len(input) > 0 {
-		return nil, invalid("name the step that the input is for", "a start without a step has an input")
+		return nil, invalid("Name the step that the input is for.", "a start without a step has an input")
 	}
 	w := &wire.StartRequest{
 		FlowId: r.ID, FlowType: r.Type, Step: r.Step, Input: input, Reuse: wire.StartFlow_Reuse(r.Reuse), RequestId: r.RequestID,

@@ -169,12 +169,39 @@ func (a *app) run(long bool, fn func(ctx context.Context, c *client.Client, cmd 
 			defer c.Close()
 			err = fn(ctx, c, cmd, args)
 		}
-		if err != nil && a.json && err.Error() != "" {
+		switch {
+		case err == nil || err.Error() == "":
+			return err
+		case a.json:
 			a.printError(err)
 			return shown{err}
 		}
-		return err
+		return told(err)
 	}
+}
+
+// toldError is a server's error in lines: the hint stands below the message.
+type toldError struct{ err *client.Error }
+
+func (e *toldError) Error() string {
+	msg := harmless(e.err.Message)
+	if e.err.Kind != "" {
+		msg += " [" + clean(e.err.Kind) + "]"
+	}
+	// A handler's own words need no hint of the server's.
+	if e.err.Hint != "" && e.err.Code != client.ErrHandler.Code {
+		msg += "\n" + harmless(e.err.Hint)
+	}
+	return msg
+}
+
+func (e *toldError) Unwrap() error { return e.err }
+
+func told(err error) error {
+	if e, ok := err.(*client.Error); ok {
+		return &toldError{e}
+	}
+	return err
 }
 
 func (a *app) connect(ctx context.Context) (*client.Client, error) {
