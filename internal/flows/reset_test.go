@@ -3,6 +3,7 @@ package flows
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/perdure-dev/perdure/internal/core"
@@ -103,20 +104,18 @@ func TestResetPutsBackWhatQueuedStepsHold(t *testing.T) {
 	w := newWorld(t)
 	w.order("a")
 	w.step("pay")
-	full := false
+	var full atomic.Bool
 	w.slots = func(want int) int {
-		if full {
+		if full.Load() {
 			return 0
 		}
 		return want
 	}
-	k := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}).GetFlow()
-	_ = k
 	w.rpc("add", func(*wire.RpcTask) *wire.RpcResult {
 		return &wire.RpcResult{Update: &wire.Update{Next: []*wire.StepSpec{{Name: "ship", Wait: &wire.Wait{Channel: "in", Count: 2}}}}}
 	})
 	w.must(rpc("a", "add", ""))
-	full = true
+	full.Store(true)
 	w.must(publish("a", "in", "", "1", "2"))
 	if n := len(w.must(list("a", "in")).GetMessages().Messages); n != 0 {
 		t.Fatalf("%d messages wait: the step did not take them", n)

@@ -46,7 +46,7 @@ func TestStartMintsAnID(t *testing.T) {
 func TestStartReuse(t *testing.T) {
 	w := newWorld(t)
 	first := w.order("a")
-	k := w.step("pay")
+	w.step("pay")
 	w.refused(core.Exists, start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay"}))
 	rep := w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", Reuse: wire.StartFlow_ATTACH})).GetStart()
 	if rep.Created || rep.RunId != first.RunId {
@@ -56,8 +56,7 @@ func TestStartReuse(t *testing.T) {
 	if !rep.Created || rep.RunId == first.RunId {
 		t.Errorf("terminated into %v", rep)
 	}
-	k = w.step("pay")
-	w.result(k, complete(`1`))
+	w.result(w.step("pay"), complete(`1`))
 	w.refused(core.Exists, start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", Reuse: wire.StartFlow_IF_FAILED}))
 	w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", Reuse: wire.StartFlow_IF_CLOSED, RequestId: "r"}))
 	again := w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", RequestId: "r"})).GetStart()

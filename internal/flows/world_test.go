@@ -98,10 +98,7 @@ type world struct {
 	mu      sync.Mutex
 	types   map[string]*wire.FlowType                                    // guarded by mu
 	rpcs    map[string]func(*wire.RpcTask, func(*wire.RpcResult, error)) // guarded by mu
-	events  map[string][]*wire.Event                                     // guarded by mu
-	heard   *sync.Cond                                                   // with mu; an event came
 	queued  []core.Effect                                                // guarded by mu
-	running map[string]string                                            // guarded by mu
 	closers []func() error
 }
 
@@ -138,10 +135,6 @@ func (w *world) Queue(q core.Effect) {
 }
 
 func (w *world) Publish(flowID string, events []*wire.Event) {
-	w.mu.Lock()
-	w.events[flowID] = append(w.events[flowID], events...)
-	w.heard.Broadcast()
-	w.mu.Unlock()
 	w.hub.Publish(flowID, events)
 	w.svc.Publish(flowID, events)
 }
@@ -177,9 +170,8 @@ func newWorld(t testing.TB) *world {
 	w := &world{
 		t: t, hub: stream.NewHub(), clock: &clock{now: time.UnixMilli(1_700_000_000_000)}, store: mem.New(mem.Options{}),
 		steps: make(chan *partition.Work, 1000), types: map[string]*wire.FlowType{"order": orderType},
-		rpcs: map[string]func(*wire.RpcTask, func(*wire.RpcResult, error)){}, events: map[string][]*wire.Event{},
+		rpcs: map[string]func(*wire.RpcTask, func(*wire.RpcResult, error)){},
 	}
-	w.heard = sync.NewCond(&w.mu)
 	var cancel context.CancelFunc
 	w.ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
@@ -322,20 +314,6 @@ func (w *world) rpc(name string, h func(*wire.RpcTask) *wire.RpcResult) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.rpcs[name] = func(t *wire.RpcTask, done func(*wire.RpcResult, error)) { done(h(t), nil) }
-}
-
-// await waits until a flow has an event of a type.
-func (w *world) await(id, typ string) *wire.Event {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for {
-		for _, ev := range w.events[FlowID(tenant, id)] {
-			if ev.Type == typ {
-				return ev
-			}
-		}
-		w.heard.Wait()
-	}
 }
 
 func attr(name, value string) *wire.Attribute {
