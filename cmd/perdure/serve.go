@@ -59,18 +59,12 @@ func newLogger(w io.Writer, c config.Log) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// tuneRuntime sets the scheduler and the collector for a server of many small
-// sessions, unless the operator did.
+// tuneRuntime sets the scheduler for a server, unless the operator did.
 func tuneRuntime(parts int) {
 	if os.Getenv("GOMAXPROCS") == "" {
 		// A thread in fdatasync holds its scheduler slot until the runtime
 		// notices; with a slot more for each journal the others go on.
 		runtime.GOMAXPROCS(runtime.NumCPU() + min(parts, 4))
-	}
-	if os.Getenv("GOGC") == "" {
-		// Most memory is connections and stacks that live for a whole turn:
-		// collecting at two fifths of growth costs little and saves 15 KB a turn.
-		debug.SetGCPercent(40)
 	}
 }
 
@@ -84,6 +78,9 @@ func serve(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Log
 	if err != nil {
 		_ = l.Close()
 		return exitWith(exitFailed, err)
+	}
+	if os.Getenv("GOGC") == "" {
+		s.PaceGC()
 	}
 	debug.FreeOSMemory() // the start needed more than the rest
 	greet(out, l.Addr().String(), cfg)

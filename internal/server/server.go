@@ -73,6 +73,7 @@ type Server struct {
 	lost     chan error // the first partition that lost its journal: the process must stop then
 
 	stopUpkeep context.CancelFunc
+	stopPace   context.CancelFunc
 	upkeep     sync.WaitGroup
 	closed     sync.Once
 }
@@ -356,6 +357,9 @@ func (s *Server) until(ctx context.Context, cond func() bool) bool {
 // proposed is committed, tables are flushed. Safe to call twice.
 func (s *Server) Close() {
 	s.closed.Do(func() {
+		if s.stopPace != nil {
+			s.stopPace()
+		}
 		if s.stopUpkeep != nil {
 			s.stopUpkeep()
 			s.upkeep.Wait()
