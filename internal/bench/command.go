@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,17 +31,26 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("%w: %w", ErrUsage, err)
 	}
 	var points []*Point
-	failed := false
+	add := func(p *Point, err error) error {
+		if err != nil {
+			return err
+		}
+		points = append(points, p)
+		return c.show(p)
+	}
 	for _, name := range c.Scenarios {
+		best := 0.0
 		for _, n := range c.Clients {
-			p, err := c.point(ctx, name, n)
-			if err != nil {
+			if err := add(c.point(ctx, name, n)); err != nil {
 				return fmt.Errorf("%s %s: %w", name, clientsText(n, c.Rate), err)
 			}
-			points = append(points, p)
-			failed = failed || slices.ContainsFunc(p.Runs, func(f Figures) bool { return f.Errors > 0 })
-			if err := c.show(p); err != nil {
-				return err
+			best = max(best, points[len(points)-1].PerS)
+		}
+		if c.Half {
+			half := c
+			half.Rate = max(math.Round(best/2), 1)
+			if err := add(half.point(ctx, name, openClients)); err != nil {
+				return fmt.Errorf("%s %s: %w", name, clientsText(openClients, half.Rate), err)
 			}
 		}
 	}
@@ -55,8 +65,10 @@ func Run(ctx context.Context, c Config) error {
 		}
 		fmt.Fprintf(c.Stderr, "points, settings and table in %s\n", c.Out)
 	}
-	if failed {
-		return ErrFailedOps
+	for _, p := range points {
+		if slices.ContainsFunc(p.Runs, func(f Figures) bool { return f.Errors > 0 }) {
+			return ErrFailedOps
+		}
 	}
 	return nil
 }

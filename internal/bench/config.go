@@ -31,8 +31,9 @@ const (
 // Config is one call of `perdure bench SCENARIO…`.
 type Config struct {
 	Scenarios  []string
-	Clients    []int // a point for each
+	Clients    []int // a point for each; none = the default of the loop
 	Rate       float64
+	Half       bool // then also an open loop at half of the best rate
 	Warmup     time.Duration
 	Duration   time.Duration
 	Runs       int
@@ -61,8 +62,9 @@ type Config struct {
 
 // Register adds the flags of a run to fs.
 func (c *Config) Register(fs *pflag.FlagSet) {
-	fs.IntSliceVar(&c.Clients, "clients", []int{64}, "operations in flight, a point for each number; with --rate the most that may be in flight")
+	fs.IntSliceVar(&c.Clients, "clients", nil, "operations in flight, a point for each number (default 64); with --rate the most that may be in flight (default 4096)")
 	fs.Float64Var(&c.Rate, "rate", 0, "open loop: start so many units a second, whatever the server does; latency counts from the intended start")
+	fs.BoolVar(&c.Half, "half", false, "after these points measure each scenario in an open loop at half of its best rate")
 	fs.DurationVar(&c.Warmup, "warmup", 10*time.Second, "load before the measured window")
 	fs.DurationVar(&c.Duration, "duration", 45*time.Second, "measured window of a run")
 	fs.IntVar(&c.Runs, "runs", 3, "runs of a point, each with a fresh server; the median one counts")
@@ -80,8 +82,20 @@ func (c *Config) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Dir, "dir", "", "where the server's scratch folder is made (default: the system's temporary folder)")
 }
 
-// check names everything that is wrong with c.
+// Clients when none are given.
+const (
+	closedClients = 64
+	openClients   = 4096
+)
+
+// check fills in c's clients and names everything that is wrong with it.
 func (c *Config) check() error {
+	if len(c.Clients) == 0 {
+		c.Clients = []int{closedClients}
+		if c.Rate > 0 {
+			c.Clients = []int{openClients}
+		}
+	}
 	var errs []error
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
 	if len(c.Scenarios) == 0 {
@@ -97,8 +111,8 @@ func (c *Config) check() error {
 			bad("--clients %d: want 1 to %d", n, maxClients)
 		}
 	}
-	if len(c.Clients) == 0 {
-		bad("--clients: want a number")
+	if c.Half && c.Rate > 0 {
+		bad("--half follows closed loops: not with --rate")
 	}
 	if !(c.Rate >= 0 && c.Rate <= maxRate) {
 		bad("--rate %g: want 0 to %g", c.Rate, maxRate)

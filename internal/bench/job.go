@@ -71,8 +71,19 @@ const gcPercent = 400
 
 // reporter writes reports; safe for concurrent use.
 type reporter struct {
-	mu  sync.Mutex
-	out io.Writer
+	mu   sync.Mutex
+	out  io.Writer
+	acks chan struct{} // one for each further line of the input
+}
+
+// edge reports an edge of the window and waits until it was noted: what is read
+// of the processes there is to be read under load.
+func (r *reporter) edge(ctx context.Context, kind string) {
+	r.say(Report{Kind: kind})
+	select {
+	case <-r.acks:
+	case <-ctx.Done():
+	}
 }
 
 func (r *reporter) say(rep Report) {
@@ -85,12 +96,15 @@ func (r *reporter) say(rep Report) {
 	_, _ = r.out.Write(append(b, '\n'))
 }
 
+// edges of a window.
+const edges = 2
+
 // play runs one role with the job on in, until it is done or in ends.
 func play(ctx context.Context, in io.Reader, out io.Writer, role func(context.Context, *Job, *reporter) error) error {
 	debug.SetGCPercent(gcPercent)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := &reporter{out: out}
+	r := &reporter{out: out, acks: make(chan struct{}, edges)}
 	lines := bufio.NewReader(in)
 	first, err := lines.ReadBytes('\n')
 	var job Job
@@ -101,8 +115,16 @@ func play(ctx context.Context, in io.Reader, out io.Writer, role func(context.Co
 		return fmt.Errorf("the job on the standard input: %w", err)
 	}
 	go func() {
-		_, _ = io.Copy(io.Discard, lines)
-		cancel()
+		defer cancel()
+		for {
+			if _, err := lines.ReadBytes('\n'); err != nil {
+				return
+			}
+			select {
+			case r.acks <- struct{}{}:
+			default: // nobody asked
+			}
+		}
 	}()
 	err = role(ctx, &job, r)
 	if err != nil && ctx.Err() == nil {
@@ -168,8 +190,8 @@ func drive(ctx context.Context, job *Job, r *reporter) error {
 	r.say(Report{Kind: kindReady})
 	loop := &Loop{
 		Clients: job.Clients, Rate: job.Rate, Units: sc.units(job), Warmup: job.Warmup, Duration: job.Duration, Op: op,
-		WindowBegin: func() { r.say(Report{Kind: kindBegin}) },
-		WindowEnd:   func() { r.say(Report{Kind: kindEnd}) },
+		WindowBegin: func() { r.edge(ctx, kindBegin) },
+		WindowEnd:   func() { r.edge(ctx, kindEnd) },
 		Progress:    func(p Progress) { r.say(Report{Kind: kindProgress, Progress: &p}) },
 	}
 	res, err := loop.Run(ctx)
@@ -181,6 +203,7 @@ func drive(ctx context.Context, job *Job, r *reporter) error {
 		o.First = res.First.Error()
 	}
 	r.say(Report{Kind: kindResult, Result: o})
+	<-ctx.Done() // this process's CPU is still to be read
 	return nil
 }
 

@@ -43,7 +43,9 @@ type Loop struct {
 	Clients int
 	Rate    float64 // units a second; 0 = a closed loop
 	Units   int     // units of one operation: its steps, for one; 0 = 1
-	// WindowBegin and WindowEnd, if set, are called at the edges of the window.
+	// WindowBegin and WindowEnd, if set, are called just before the window and
+	// just after it, under load: what is read there is of a steady state. The load
+	// goes on until WindowEnd returns.
 	WindowBegin, WindowEnd func()
 	// Progress, if set, is called about once a second.
 	Progress func(Progress)
@@ -85,8 +87,9 @@ type run struct {
 	ctx       context.Context
 	stop      context.CancelFunc
 	start     time.Time
-	begin     time.Time    // of the window; read after phase has left warming
-	phase     atomic.Int32 // warming, measuring, over
+	begin     time.Time // of the window; read when phase has left warming
+	end       time.Time // read when phase is cooling or over
+	phase     atomic.Int32
 	failures  atomic.Int64 // in a row
 	units     atomic.Uint64
 	total     atomic.Uint64 // with those of the warm-up
@@ -98,9 +101,11 @@ type run struct {
 	late      atomic.Uint64
 }
 
+// Phases of a loop. The load is on in all but the last.
 const (
 	warming int32 = iota
 	measuring
+	cooling
 	over
 )
 
@@ -159,12 +164,13 @@ func (r *run) window() time.Duration {
 	r.begin = begin
 	r.phase.Store(measuring)
 	r.pass(begin.Add(r.Duration), true)
-	r.phase.Store(over)
-	elapsed := time.Since(begin)
+	r.end = time.Now()
+	r.phase.Store(cooling)
 	if r.WindowEnd != nil {
 		r.WindowEnd()
 	}
-	return elapsed
+	r.phase.Store(over)
+	return r.end.Sub(begin)
 }
 
 // pass waits until an instant, or the loop's end, and tells how it goes.
@@ -240,8 +246,7 @@ func (r *run) open(clients *sync.WaitGroup) {
 	for c := range r.Clients {
 		clients.Go(func() {
 			for intended := range due {
-				// The phase of the intended start, which may be long ago.
-				counts := r.phase.Load() != warming && !intended.Before(r.begin)
+				counts := r.counts(intended)
 				if counts {
 					r.lag.Record(time.Since(intended))
 				}
@@ -254,20 +259,27 @@ func (r *run) open(clients *sync.WaitGroup) {
 	clients.Go(func() { defer close(due); r.pace(due) })
 }
 
-// pace hands out the instants of the schedule as they come, until the window is
+// counts says whether an instant, which has come, lies in the window.
+func (r *run) counts(intended time.Time) bool {
+	switch r.phase.Load() {
+	case warming:
+		return false
+	case measuring:
+		return !intended.Before(r.begin)
+	}
+	return !intended.Before(r.begin) && intended.Before(r.end)
+}
+
+// pace hands out the instants of the schedule as they come, until the loop is
 // over. It falls behind when all clients are busy; the schedule does not.
 func (r *run) pace(due chan<- time.Time) {
 	gap := float64(time.Second) * float64(r.Units) / r.Rate
-	end := r.start.Add(r.Warmup + r.Duration)
 	tick := time.NewTicker(max(leastTick, time.Duration(gap)))
 	defer tick.Stop()
 	for n := uint64(0); ; {
 		next := r.start.Add(time.Duration(float64(n) * gap))
-		if !next.Before(end) {
-			return
-		}
 		if r.phase.Load() == over {
-			r.late.Store(uint64(float64(end.Sub(next)) / gap))
+			r.late.Store(uint64(max(float64(r.end.Sub(next))/gap, 0)))
 			return
 		}
 		if time.Until(next) > 0 {

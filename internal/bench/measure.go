@@ -39,9 +39,15 @@ type trial struct {
 
 // snapshot is what was read at an edge of the window.
 type snapshot struct {
-	server, worker, client time.Duration // CPU
+	server, worker, client reading
 	counters               counters
-	at                     time.Time
+	at                     time.Time // of the counters
+}
+
+// reading is the CPU time of a process at an instant.
+type reading struct {
+	at  time.Time
+	cpu time.Duration
 }
 
 // measure does one run of a job.
@@ -227,31 +233,45 @@ func (t *trial) follow(ctx context.Context) (Figures, error) {
 		case kindBegin:
 			t.begin = t.look(ctx)
 			go t.sampleRSS(sampling)
+			err = t.client.tell(kindBegin)
 		case kindEnd:
 			t.end = t.look(ctx)
 			stopSampling()
+			err = t.client.tell(kindEnd)
 		case kindResult:
 			return t.figures(r.Result), nil
+		}
+		if err != nil {
+			return Figures{}, err
 		}
 	}
 }
 
-// look reads CPU and metrics.
+// look reads CPU and metrics, each with its instant.
 func (t *trial) look(ctx context.Context) (s snapshot) {
-	s.at = time.Now()
-	s.worker, _ = ProcessCPU(t.worker.pid())
-	s.client, _ = ProcessCPU(t.client.pid())
+	s.worker = t.cpu(t.worker)
+	s.client = t.cpu(t.client)
 	if t.server != nil {
-		s.server, _ = ProcessCPU(t.server.pid())
+		s.server = t.cpu(t.server)
 	}
+	before := time.Now()
 	var err error
 	if s.counters, err = scrape(ctx, t.job.Address, t.job.Key); err != nil {
 		t.progress("no metrics: " + err.Error())
 	}
+	s.at = before.Add(time.Since(before) / 2)
 	if t.server == nil {
-		s.server = time.Duration(max(s.counters.cpuSeconds, 0) * float64(time.Second))
+		s.server = reading{s.at, time.Duration(max(s.counters.cpuSeconds, 0) * float64(time.Second))}
 	}
 	return s
+}
+
+func (t *trial) cpu(c *child) reading {
+	d, err := ProcessCPU(c.pid())
+	if err != nil {
+		t.progress("no CPU of the " + c.name + ": " + err.Error())
+	}
+	return reading{time.Now(), d}
 }
 
 // sampleRSS keeps the peaks until ctx ends.
@@ -276,10 +296,14 @@ func (t *trial) sampleRSS(ctx context.Context) {
 	}
 }
 
-// figures puts the client's outcome and the readings together.
+// figures puts the client's outcome and the readings together. What was read
+// here was read a little apart from the client's window, but under the same
+// load: so it counts by its own time, and by the client's units a second.
 func (t *trial) figures(o *outcome) Figures {
-	n := float64(o.Units)
-	perOp := func(a, b time.Duration) float64 { return round(float64((b-a).Microseconds())/n, 2) }
+	perS := float64(o.Units) / o.Elapsed.Seconds()
+	cpu := func(a, b reading) float64 {
+		return round(float64((b.cpu-a.cpu).Microseconds())/b.at.Sub(a.at).Seconds()/perS, 2)
+	}
 	t.mu.Lock()
 	peak := t.peak
 	t.mu.Unlock()
@@ -287,18 +311,18 @@ func (t *trial) figures(o *outcome) Figures {
 		peak.Server = int64(max(t.begin.counters.rss, t.end.counters.rss, 0))
 	}
 	f := Figures{
-		Ops: o.Units, PerS: round(n/o.Elapsed.Seconds(), 1), Latency: o.Latency,
-		CPU: CPU{perOp(t.begin.server, t.end.server), perOp(t.begin.worker, t.end.worker), perOp(t.begin.client, t.end.client)},
+		Ops: o.Units, PerS: round(perS, 1), Latency: o.Latency,
+		CPU: CPU{cpu(t.begin.server, t.end.server), cpu(t.begin.worker, t.end.worker), cpu(t.begin.client, t.end.client)},
 		RSS: peak.Server, RSSs: peak, Errors: o.Errors, Error: o.First, Unstart: o.Late,
 	}
 	if t.job.Rate > 0 {
 		f.Lag = &o.Lag
 	}
-	a, b := t.begin.counters, t.end.counters
+	a, b, took := t.begin.counters, t.end.counters, t.end.at.Sub(t.begin.at).Seconds()
 	if batches, bytes := since(a.batches, b.batches), since(a.bytes, b.bytes); batches >= 0 && bytes >= 0 {
-		f.Journal = &Journal{Batches: round(batches/n*1000, 2), Bytes: round(bytes/n, 1)}
+		f.Journal = &Journal{Batches: round(batches/took/perS*1000, 2), Bytes: round(bytes/took/perS, 1)}
 		if puts := since(a.puts, b.puts); puts >= 0 {
-			rate := round(puts/t.end.at.Sub(t.begin.at).Seconds(), 2)
+			rate := round(puts/took, 2)
 			f.Journal.Puts = &rate
 		}
 	}

@@ -76,7 +76,7 @@ func fakeClient(ctx context.Context, how string, job *Job, r *reporter) error {
 	r.say(Report{Kind: kindReady})
 	var n atomic.Uint64
 	loop := &Loop{Clients: job.Clients, Rate: job.Rate, Warmup: job.Warmup, Duration: job.Duration,
-		WindowBegin: func() { r.say(Report{Kind: kindBegin}) }, WindowEnd: func() { r.say(Report{Kind: kindEnd}) },
+		WindowBegin: func() { r.edge(ctx, kindBegin) }, WindowEnd: func() { r.edge(ctx, kindEnd) },
 		Progress: func(p Progress) { r.say(Report{Kind: kindProgress, Progress: &p}) },
 		Op: func(ctx context.Context, _ int, _ time.Time) (time.Time, error) {
 			res, err := http.Get("http://" + job.Address + "/op")
@@ -98,6 +98,7 @@ func fakeClient(ctx context.Context, how string, job *Job, r *reporter) error {
 		o.First = res.First.Error()
 	}
 	r.say(Report{Kind: kindResult, Result: o})
+	<-ctx.Done()
 	return nil
 }
 
@@ -148,7 +149,7 @@ func TestRunStartsMeasuresAndKeeps(t *testing.T) {
 		t.Fatalf("%d points, %v", len(points), err)
 	}
 	for _, p := range points {
-		if p.Ops == 0 || p.PerS == 0 || p.Latency.P50 == 0 || len(p.Runs) != 3 || p.Errors != 0 || p.RSS == 0 || p.RSSs.Worker == 0 || p.RSSs.Client == 0 {
+		if p.Ops == 0 || p.PerS == 0 || p.Latency.P50 == 0 || len(p.Runs) != 3 || p.Errors != 0 || p.RSS == 0 || p.RSSs.Worker == 0 || p.RSSs.Client == 0 || p.CPU.Client < 0 {
 			t.Errorf("%+v", p)
 		}
 		if p.Journal == nil || p.Journal.Batches < 300 || p.Journal.Batches > 700 || p.Journal.Bytes < 30 || p.Journal.Bytes > 70 || p.Journal.Puts == nil || *p.Journal.Puts <= 0 {
@@ -183,12 +184,27 @@ func TestRunStartsMeasuresAndKeeps(t *testing.T) {
 
 func TestRunOpenLoopAndTable(t *testing.T) {
 	c, out, _ := quick(t, "yes")
-	c.Rate, c.JSON = 200, false
+	c.Rate, c.JSON, c.Clients = 200, false, nil
 	if err := Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if s := out.String(); !strings.Contains(s, "rate=200") || !strings.Contains(s, "ops/s") {
 		t.Errorf("the table:\n%s", s)
+	}
+}
+
+func TestRunHalf(t *testing.T) {
+	c, out, _ := quick(t, "yes")
+	c.Half = true
+	if err := Run(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	points, err := parsePoints(out)
+	if err != nil || len(points) != 2 {
+		t.Fatalf("%d points, %v", len(points), err)
+	}
+	if a, b := points[0], points[1]; a.Rate != 0 || b.Rate < a.PerS*0.49 || b.Rate > a.PerS*0.51 || b.Clients != openClients || b.Lag == nil {
+		t.Errorf("%+v\n%+v", a, b)
 	}
 }
 
@@ -267,7 +283,7 @@ func TestCheck(t *testing.T) {
 		"name a scenario":          func(c *Config) { c.Scenarios = nil },
 		"no scenario \"nope\"":     func(c *Config) { c.Scenarios = []string{"nope"} },
 		"--clients 0":              func(c *Config) { c.Clients = []int{0} },
-		"--clients: want":          func(c *Config) { c.Clients = nil },
+		"not with --rate":          func(c *Config) { c.Half, c.Rate = true, 1 },
 		"--rate -1":                func(c *Config) { c.Rate = -1 },
 		"--duration at least":      func(c *Config) { c.Duration = 0 },
 		"--runs 0":                 func(c *Config) { c.Runs = 0 },
