@@ -136,7 +136,7 @@ func (b *book) takeMessages(s step) error {
 // or held while they are queued. They are the oldest of their channels, and each
 // is taken once.
 func (b *book) consume(s step) error {
-	taken := map[string][]int{}
+	taken, from := map[string][]int{}, len(b.history)
 	take := func(exec uint64, ms []*wire.Message) error {
 		if b.holders[exec] || len(ms) == 0 {
 			return nil
@@ -162,6 +162,11 @@ func (b *book) consume(s step) error {
 			return err
 		}
 	}
+	slices.SortStableFunc(b.history[from:], func(p, q *wire.Publish) int {
+		_, i := splitPayload(p.Payload)
+		_, j := splitPayload(q.Payload)
+		return i - j
+	})
 	for ch, ns := range taken {
 		sort.Ints(ns)
 		if ns[0] <= b.lastUsed[ch] {

@@ -39,13 +39,14 @@ func (t *tx) applyPublish(c *wire.Publish) error {
 	if err := checkPublish(c); err != nil {
 		return err
 	}
-	if err := t.mustRun(""); err != nil && seenRequest(t.f, c.RequestId) == nil {
+	r := seenMessage(t.f, c.RequestId)
+	if err := t.mustRun(""); err != nil && r == nil {
 		return err
 	}
-	if r := seenRequest(t.f, c.RequestId); r != nil {
-		if r.MessageId == "" {
-			return refuse(KeyReused, "request ID %q came with a call before", c.RequestId)
-		}
+	if r == nil && seenRequest(t.f, c.RequestId) != nil {
+		return refuse(KeyReused, "request ID %q came with a call before", c.RequestId)
+	}
+	if r != nil {
 		if r.PayloadHash != 0 && r.PayloadHash != payloadHash(c.Payload) {
 			return refuse(KeyReused, "request ID %q came with another payload before", c.RequestId)
 		}
@@ -106,7 +107,7 @@ func checkRoom(f *wire.Flow, ps []*wire.Publish) error {
 // does not check, and the busy policy is the caller's: what a flow publishes to
 // itself is always enqueued.
 func (t *tx) publish(c *wire.Publish, quiet bool) {
-	if r := seenRequest(t.f, c.RequestId); r != nil && r.MessageId != "" {
+	if r := seenMessage(t.f, c.RequestId); r != nil {
 		t.reply.MessageIDs = append(t.reply.MessageIDs, r.MessageId)
 		return
 	}
@@ -228,11 +229,26 @@ func isPending(f *wire.Flow, channel, id string) bool {
 }
 
 func seenRequest(f *wire.Flow, id string) *wire.Request {
+	return seen(f, id, func(*wire.Request) bool { return true })
+}
+
+// seenUpdate gives what an Update left that came with the request ID.
+func seenUpdate(f *wire.Flow, id string) *wire.Request {
+	return seen(f, id, func(r *wire.Request) bool { return r.MessageId == "" })
+}
+
+// seenMessage gives the message that came with the request ID; that of an Update
+// is not one.
+func seenMessage(f *wire.Flow, id string) *wire.Request {
+	return seen(f, id, func(r *wire.Request) bool { return r.MessageId != "" })
+}
+
+func seen(f *wire.Flow, id string, is func(*wire.Request) bool) *wire.Request {
 	if id == "" {
 		return nil
 	}
 	for _, r := range f.Requests {
-		if r.RequestId == id {
+		if r.RequestId == id && is(r) {
 			return r
 		}
 	}

@@ -57,7 +57,7 @@ func seenStart(f *wire.Flow, id string) string {
 	case f.StartRequestId == id:
 		return f.RunId
 	}
-	return seenRequest(f, startKey+id).GetMessageId()
+	return seenMessage(f, startKey+id).GetMessageId()
 }
 
 // startKey begins the remembered request IDs of starts; no client's has it.
@@ -233,7 +233,7 @@ func checkStart(id string, c *wire.StartFlow) error {
 func seenMessages(f *wire.Flow, ps []*wire.Publish) []string {
 	var ids []string
 	for _, p := range ps {
-		if r := seenRequest(f, p.RequestId); r != nil {
+		if r := seenMessage(f, p.RequestId); r != nil {
 			ids = append(ids, r.MessageId)
 		}
 	}

@@ -7,10 +7,11 @@ const EventRPC = "rpc.executed"
 
 // applyUpdate does what a transactional call wrote.
 func (t *tx) applyUpdate(c *wire.Update) error {
-	if r := seenRequest(t.f, c.RequestId); r != nil {
-		if r.MessageId != "" {
-			return refuse(KeyReused, "request ID %q came with a message before", c.RequestId)
-		}
+	r := seenUpdate(t.f, c.RequestId)
+	if r == nil && seenRequest(t.f, c.RequestId) != nil {
+		return refuse(KeyReused, "request ID %q came with a message before", c.RequestId)
+	}
+	if r != nil {
 		t.reply = Reply{RunID: t.f.RunId, Duplicate: true, Output: r.Output}
 		return nil
 	}
@@ -31,7 +32,7 @@ func (t *tx) applyUpdate(c *wire.Update) error {
 		t.event(&wire.Event{Type: ev.Type, Data: ev.Data, Items: ev.Items})
 	}
 	t.event(&wire.Event{Type: EventRPC, Data: []byte(c.Name), Attributes: set})
-	r := &wire.Request{RequestId: c.RequestId}
+	r = &wire.Request{RequestId: c.RequestId}
 	if len(c.Output) <= MaxKeptOutput {
 		r.Output = c.Output
 	}
