@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	defaultAddress  = "127.0.0.1:8081"
+	defaultAddress  = "127.0.0.1:8080"
 	defaultPatience = 10 * time.Second
 	defaultMaxOpen  = 16384
 	maxStreams      = 4         // connections of one client
@@ -40,7 +40,7 @@ const (
 
 // Options of a Client. The zero value is a server on this machine, without a key.
 type Options struct {
-	Address string      // host:port of the server's gRPC address; empty = 127.0.0.1:8081
+	Address string      // host:port of the server's gRPC address; empty = 127.0.0.1:8080
 	Key     string      // API key; it says the tenant
 	TLS     *tls.Config // nil = without TLS
 	// Patience is how long a call waits for a connection, besides its context.

@@ -31,7 +31,7 @@ import (
 const SDK = "perdure-go/1"
 
 const (
-	defaultAddress      = "127.0.0.1:8081"
+	defaultAddress      = "127.0.0.1:8080"
 	defaultConcurrency  = 256
 	defaultRPCs         = 64
 	defaultDrainTimeout = 30 * time.Second
@@ -47,7 +47,7 @@ const (
 // WorkerOptions are the settings of a Worker. The zero value is a server on this
 // machine, without a key.
 type WorkerOptions struct {
-	Address string      // host:port of the server's gRPC address; empty = 127.0.0.1:8081
+	Address string      // host:port of the server's gRPC address; empty = 127.0.0.1:8080
 	Key     string      // worker key; it says the tenant
 	TLS     *tls.Config // nil = without TLS
 

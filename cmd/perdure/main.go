@@ -63,6 +63,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	c.AddCommand(serveCommand(), chatCommand(), loadCommand(), benchCommand(), mockCommand(), simCommand(), doctorCommand(), configCommand(), versionCommand())
+	c.AddCommand(flowCommands()...)
 	return c
 }
 

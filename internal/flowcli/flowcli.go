@@ -59,7 +59,7 @@ type app struct {
 }
 
 const (
-	defaultAddress = "127.0.0.1:8081"
+	defaultAddress = "127.0.0.1:8080"
 	callTimeout    = 30 * time.Second
 	keyVariable    = "PERDURE_KEY"
 )
