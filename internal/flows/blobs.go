@@ -126,7 +126,7 @@ func (s *Service) beginBlob(tenant, id string) (flowID string, leave func(), err
 
 // PutBlob keeps a value for a flow, which may not be there yet. next gives the
 // value piece by piece, and io.EOF behind the last one; a piece is not kept.
-// Errors are as those of Do; give them through Wire.
+// Its errors are *Error, but for those of next, which are given as they are.
 func (s *Service) PutBlob(ctx context.Context, tenant, id string, next func() ([]byte, error)) (*wire.BlobRef, error) {
 	flowID, leave, err := s.beginBlob(tenant, id)
 	if err != nil {
@@ -136,10 +136,10 @@ func (s *Service) PutBlob(ctx context.Context, tenant, id string, next func() ([
 	owner := ownerKey(flowID)
 	s.blobs.enter(owner)
 	defer s.blobs.leave(owner)
-	if _, err := s.cfg.Blobs.Put(ctx, owner+ownerSuffix, []byte(flowID), blob.PutOptions{}); err != nil {
-		return nil, fmt.Errorf("put the owner of a blob: %w", err)
-	}
 	w := blobWriter{s: s, owner: owner, name: s.newBlobName()}
+	if err := w.put(ctx, owner+ownerSuffix, []byte(flowID)); err != nil {
+		return nil, err
+	}
 	for {
 		piece, err := next()
 		if errors.Is(err, io.EOF) {
@@ -203,9 +203,14 @@ func (w *blobWriter) write(ctx context.Context, piece []byte) error {
 
 func (w *blobWriter) put(ctx context.Context, key string, data []byte) error {
 	if _, err := w.s.cfg.Blobs.Put(ctx, key, data, blob.PutOptions{}); err != nil {
-		return fmt.Errorf("put a blob: %w", err)
+		return blobFailed("put", err)
 	}
 	return nil
+}
+
+// blobFailed gives an error of the store a code.
+func blobFailed(what string, err error) error {
+	return refuse(codeOf(err), "%s a blob: %v", what, err)
 }
 
 // finish makes the blob seen. The head is the number of parts and the rest.
@@ -215,7 +220,8 @@ func (w *blobWriter) finish(ctx context.Context) (blobID, error) {
 	return b, w.put(ctx, w.owner+"."+b.String(), append(head, w.buf...))
 }
 
-// GetBlob gives a blob of a flow piece by piece; a piece may be kept.
+// GetBlob gives a blob of a flow piece by piece; a piece may be kept. Its errors
+// are *Error, but for those of send, which are given as they are.
 func (s *Service) GetBlob(ctx context.Context, tenant string, ref *wire.BlobRef, send func([]byte) error) error {
 	flowID, leave, err := s.beginBlob(tenant, ref.GetFlowId())
 	if err != nil {
@@ -232,15 +238,15 @@ func (s *Service) GetBlob(ctx context.Context, tenant string, ref *wire.BlobRef,
 		return refuse(BlobMissing, "flow %q has no blob %q", ref.FlowId, ref.Blob)
 	}
 	if err != nil {
-		return fmt.Errorf("get a blob: %w", err)
+		return blobFailed("get", err)
 	}
 	if len(head.Data) < 4 {
-		return fmt.Errorf("get a blob: %w: its head has %d bytes", blob.ErrCorrupt, len(head.Data))
+		return blobFailed("get", fmt.Errorf("%w: its head has %d bytes", blob.ErrCorrupt, len(head.Data)))
 	}
 	for i := range binary.BigEndian.Uint32(head.Data) {
 		part, err := s.cfg.Blobs.Get(ctx, partKey(owner, b.name, int(i)))
 		if err != nil {
-			return fmt.Errorf("get part %d of a blob: %w", i, err)
+			return blobFailed(fmt.Sprintf("get part %d of", i), err)
 		}
 		if err := sendPieces(part.Data, send); err != nil {
 			return err
@@ -297,7 +303,7 @@ func (s *Service) presentBlobs(ctx context.Context, flowID string, refs []string
 		key := owner + "." + id
 		found, err := s.cfg.Blobs.List(ctx, key, "", 1)
 		if err != nil {
-			return fmt.Errorf("look for a blob: %w", err)
+			return blobFailed("look for", err)
 		}
 		if len(found) == 0 || found[0].Key != key {
 			return refuse(BlobMissing, "flow %q has no blob %q", UserID(flowID), id)

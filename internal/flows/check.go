@@ -214,7 +214,8 @@ func (s *Service) checkValue(a *wire.Attribute, declared string) error {
 	case a.Blob != "" && a.Index != wire.Attribute_NONE:
 		return refuse(WrongType, "attribute %q is indexed, so its value cannot be a blob", a.Name)
 	case a.Blob != "":
-		_, err := parseBlobID(a.Blob)
+		b, err := parseBlobID(a.Blob)
+		a.Size = b.size
 		return err
 	}
 	a.Size = 0

@@ -32,6 +32,7 @@ const (
 	Locked           core.Code = "locked"
 	RPCFailed        core.Code = "rpc_failed"
 	NoWorker         core.Code = "no_worker"
+	WorkerLost       core.Code = "worker_lost"
 	NotServed        core.Code = "not_served"
 	Overloaded       core.Code = "overloaded"
 	Unavailable      core.Code = "unavailable"
@@ -72,6 +73,7 @@ var hints = map[core.Code]struct {
 	Locked:            {hint: "Another locked RPC runs on this flow: try again, or leave fail_fast out to wait for it.", retry: true},
 	RPCFailed:         {hint: "The handler refused or failed; nothing of it took effect."},
 	NoWorker:          {hint: "Start a worker of this flow type, or try again when one has room.", retry: true},
+	WorkerLost:        {hint: "Call again; another worker takes it.", retry: true},
 	NotServed:         {hint: "Ask a server that has this part switched on."},
 	Overloaded:        {hint: "Try again after the given time, with fewer calls at once.", retry: true},
 	Unavailable:       {hint: "Try again shortly.", retry: true},

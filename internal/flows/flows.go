@@ -29,7 +29,7 @@ const (
 	MaxFlowWaiters  = 4096     // wait and wait_attribute calls of one flow
 	maxListed       = 1000     // steps or channels that a FlowInfo shows
 	largeValue      = 1 << 10  // bytes of an attribute's value that a FlowInfo leaves out
-	maxRecoverDepth = 8        // recovery steps of recovery steps
+	maxRecoverDepth = 8        // recovery steps of recovery steps, before the core looks
 	maxConflicts    = 16       // runs of a locked RPC's handler, each after a step changed an attribute
 	maxResets       = 5        // computations of a reset, each after the log has grown
 
@@ -46,8 +46,12 @@ const (
 type Workers interface {
 	// Call hands an RPC to a worker of the type. done is called once, on any
 	// goroutine, with the worker's result, or with an error when there was none
-	// within the timeout; an error may be an Unavailable.
+	// within the timeout; one that is a *core.Error gives its code. t is the
+	// callee's from then on, but for its attributes.
 	Call(flowID, flowType string, t *wire.RpcTask, timeout time.Duration, done func(*wire.RpcResult, error))
+	// CancelCall tells the worker that nobody waits for the result of t, as it was
+	// given to Call, any more; done is called soon. A call that is over is no error.
+	CancelCall(flowID string, t *wire.RpcTask)
 	// KnownType is the union of what the workers of a type declared, those that
 	// left included; ok is false when there never was one. It is not to be
 	// changed.

@@ -48,7 +48,11 @@ type rpcTry struct {
 	// Two things must be there before a try ends without a proposal: the
 	// durability of what was seen, and the handler's result.
 	parts  atomic.Int32
-	lost   error // written before its part is counted
+	done   atomic.Bool                 // the worker has answered
+	watch  atomic.Pointer[func() bool] // undoes the watch over the caller's context
+	run    string                      // of the view
+	have   []*wire.Attribute           // of the view
+	lost   error                       // written before its part is counted
 	result *wire.Answer
 	failed error // instead of result
 }
@@ -171,7 +175,7 @@ func (t *rpcTry) take(f *wire.Flow) error {
 			return err
 		}
 	}
-	t.lsn = f.AttributesLsn
+	t.lsn, t.run, t.have = f.AttributesLsn, f.RunId, f.Attributes
 	t.task = &wire.RpcTask{
 		FlowId: t.req.FlowId, FlowType: f.Type, RunId: f.RunId, Name: t.req.Name, Input: t.req.Input,
 		Attributes: f.Attributes, Locked: t.rpc.Locked, Trace: t.c.req.Trace,
@@ -251,10 +255,21 @@ func (t *rpcTry) call() {
 		return
 	}
 	t.c.s.cfg.Workers.Call(t.flowID, t.task.FlowType, t.task, left, t.called)
+	if t.done.Load() || t.c.ctx.Done() == nil {
+		return
+	}
+	// A result that comes between the two leaves the watch behind until the
+	// caller's context ends; the call is over by then, and nothing is cancelled.
+	stop := context.AfterFunc(t.c.ctx, func() { t.c.s.cfg.Workers.CancelCall(t.flowID, t.task) })
+	t.watch.Store(&stop)
 }
 
 // called takes the worker's result.
 func (t *rpcTry) called(res *wire.RpcResult, err error) {
+	t.done.Store(true)
+	if stop := t.watch.Load(); stop != nil {
+		(*stop)()
+	}
 	switch {
 	case err != nil:
 		t.failed = t.unanswered(err)
@@ -281,13 +296,15 @@ func (t *rpcTry) called(res *wire.RpcResult, err error) {
 // unanswered says why there is no result: an error with a code of its own, or
 // that no worker has answered.
 func (t *rpcTry) unanswered(err error) error {
-	if code := codeOf(err); code != Internal {
-		if code == Deadline {
-			return refuse(Deadline, "no worker has answered RPC %q within the call's %s", t.req.Name, t.c.timeout())
-		}
-		return err
+	switch code := codeOf(err); {
+	case t.c.ctx.Err() != nil:
+		return t.c.gone()
+	case code == Deadline:
+		return refuse(Deadline, "no worker has answered RPC %q within the call's %s", t.req.Name, t.c.timeout())
+	case code == Internal:
+		return refuse(NoWorker, "RPC %q: %v", t.req.Name, err)
 	}
-	return refuse(NoWorker, "RPC %q: %v", t.req.Name, err)
+	return err
 }
 
 // writes reports whether an update does something besides giving an output.
@@ -301,10 +318,10 @@ func (t *rpcTry) propose(u *wire.Update) error {
 	if t.c.ctx.Err() != nil {
 		return t.c.gone()
 	}
-	if err := t.c.s.update(t.c.tenant, t.d, u, t.task.Attributes); err != nil {
+	if err := t.c.s.update(t.c.tenant, t.d, u, t.have); err != nil {
 		return err
 	}
-	u.IfAttributesLsn, u.RequestId, u.Name, u.RunId = t.lsn, t.req.RequestId, t.req.Name, t.task.RunId
+	u.IfAttributesLsn, u.RequestId, u.Name, u.RunId = t.lsn, t.req.RequestId, t.req.Name, t.run
 	e := &wire.Entry{FlowId: t.flowID, Command: &wire.Entry_Update{Update: u}}
 	t.holding = false // by the reply the lock may be another one's
 	err := t.c.s.cfg.Set.For(t.flowID).Submit(partition.Proposal{Entry: e, Reply: func(rep core.Reply, err error) {

@@ -200,7 +200,7 @@ func TestLockedRPCDoesEverythingAHandlerWrites(t *testing.T) {
 	w.rpc("add", func(*wire.RpcTask) *wire.RpcResult { return &wire.RpcResult{Update: update} })
 	update = &wire.Update{
 		Attributes: []*wire.Attribute{attr("total", "9")}, Publish: []*wire.Publish{{Channel: "in", Payload: []byte("1")}},
-		Next:  []*wire.StepSpec{{Name: "approve"}},
+		Next:  []*wire.StepSpec{{Name: "approve", WaitFor: true}},
 		Sends: []*wire.Send{{FlowId: "child", Command: &wire.Send_Start{Start: &wire.StartFlow{Type: "order", Steps: []*wire.StepSpec{{Name: "ship"}}}}}},
 	}
 	w.must(rpc("a", "add", ""))
@@ -316,6 +316,9 @@ func TestLockedRPCWhoseCallerHasGone(t *testing.T) {
 	ch := w.begin(ctx, rpc("a", "add", ""))
 	done := <-held
 	cancel()
+	if k := <-w.cancelled; k.Name != "add" {
+		t.Errorf("cancelled %v", k)
+	}
 	done(adder(&wire.RpcTask{}), nil)
 	if a := w.next(ch); a.Error.GetCode() != string(Cancelled) {
 		t.Errorf("got %v", a)

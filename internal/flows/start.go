@@ -124,9 +124,10 @@ func firstStep(req *wire.StartRequest) ([]*wire.StepSpec, error) {
 	return []*wire.StepSpec{spec}, nil
 }
 
-// step checks a step, and fills in what its declaration says. A step that has
-// its wait, from a decision, does not ask its WaitFor again.
-func (s *Service) step(d declaration, spec *wire.StepSpec, depth int) error {
+// step checks a step, and says whether its WaitFor is to be called: as declared,
+// unless the wait is there. Of a decision's own steps it is left out as well when
+// the handler has called it and it wanted nothing.
+func (s *Service) step(d declaration, spec *wire.StepSpec, own bool, depth int) error {
 	if spec == nil {
 		return refuse(Invalid, "a step is missing")
 	}
@@ -137,7 +138,7 @@ func (s *Service) step(d declaration, spec *wire.StepSpec, depth int) error {
 		return err
 	}
 	t, err := d.step(spec.Name)
-	if err != nil {
+	if err != nil && d.known {
 		return err
 	}
 	switch {
@@ -162,9 +163,9 @@ func (s *Service) step(d declaration, spec *wire.StepSpec, depth int) error {
 	if err := checkTime("heartbeat of step "+spec.Name, spec.HeartbeatUs); err != nil {
 		return err
 	}
-	spec.WaitFor = t.WaitFor && spec.Wait == nil
+	spec.WaitFor = (t.GetWaitFor() || !d.known) && spec.Wait == nil && (spec.WaitFor || !own)
 	if spec.Recover != nil {
-		return s.step(d, spec.Recover, depth+1)
+		return s.step(d, spec.Recover, own, depth+1)
 	}
 	return nil
 }

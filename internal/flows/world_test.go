@@ -85,15 +85,16 @@ func (c *clock) advance(d time.Duration) {
 // world is the verbs over two partitions in memory. Steps are handed to the
 // test, which says how each ends; RPCs run the handlers that it set.
 type world struct {
-	t     testing.TB
-	ctx   context.Context
-	clock *clock
-	hub   *stream.Hub
-	svc   *Service
-	set   partition.Set
-	store blob.Store
-	steps chan *partition.Work
-	slots func(want int) int
+	t         testing.TB
+	ctx       context.Context
+	clock     *clock
+	hub       *stream.Hub
+	svc       *Service
+	set       partition.Set
+	store     blob.Store
+	steps     chan *partition.Work
+	cancelled chan *wire.RpcTask // calls that were cancelled
+	slots     func(want int) int
 
 	mu      sync.Mutex
 	types   map[string]*wire.FlowType                                    // guarded by mu
@@ -150,6 +151,8 @@ func (w *world) Call(flowID, flowType string, t *wire.RpcTask, _ time.Duration, 
 	go h(t, done)
 }
 
+func (w *world) CancelCall(_ string, t *wire.RpcTask) { w.cancelled <- t }
+
 func (w *world) KnownType(_, flowType string) (*wire.FlowType, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -169,7 +172,7 @@ func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{
 		t: t, hub: stream.NewHub(), clock: &clock{now: time.UnixMilli(1_700_000_000_000)}, store: mem.New(mem.Options{}),
-		steps: make(chan *partition.Work, 1000), types: map[string]*wire.FlowType{"order": orderType},
+		steps: make(chan *partition.Work, 1000), cancelled: make(chan *wire.RpcTask, 1000), types: map[string]*wire.FlowType{"order": orderType},
 		rpcs: map[string]func(*wire.RpcTask, func(*wire.RpcResult, error)){},
 	}
 	var cancel context.CancelFunc

@@ -17,7 +17,7 @@ import (
 // on an error it is not to be used.
 func (s *Service) CheckResult(tenant, flowType string, r *wire.StepResult) error {
 	d := s.declared(tenant, flowType)
-	w := written{tenant: tenant, d: d, attributes: r.Attributes, publish: r.Publish, next: r.Next, sends: r.Sends, events: r.Events, close: r.Close}
+	w := written{tenant: tenant, d: d, attributes: r.Attributes, publish: r.Publish, next: r.Next, sends: r.Sends, events: r.Events, close: r.Close, own: true}
 	if err := s.check(w); err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func (s *Service) CheckResult(tenant, flowType string, r *wire.StepResult) error
 
 // update checks what the handler of a locked RPC wrote.
 func (s *Service) update(tenant string, d declaration, u *wire.Update, have []*wire.Attribute) error {
-	return s.check(written{tenant: tenant, d: d, attributes: u.Attributes, have: have, publish: u.Publish, next: u.Next, sends: u.Sends, events: u.Events, close: u.Close})
+	return s.check(written{tenant: tenant, d: d, attributes: u.Attributes, have: have, publish: u.Publish, next: u.Next, sends: u.Sends, events: u.Events, close: u.Close, own: true})
 }
 
 type written struct {
@@ -39,6 +39,7 @@ type written struct {
 	sends      []*wire.Send
 	events     []*wire.NewEvent
 	close      *wire.Close
+	own        bool // by a handler of the flow itself
 }
 
 func (s *Service) check(w written) error {
@@ -51,7 +52,7 @@ func (s *Service) check(w written) error {
 		}
 	}
 	for _, spec := range w.next {
-		if err := s.next(w.tenant, w.d, spec); err != nil {
+		if err := s.next(w.tenant, w.d, spec, w.own); err != nil {
 			return err
 		}
 	}
@@ -66,14 +67,14 @@ func (s *Service) check(w written) error {
 		}
 	}
 	if o := w.close.GetOtherwise(); o != nil {
-		return s.next(w.tenant, w.d, o)
+		return s.next(w.tenant, w.d, o, w.own)
 	}
 	return nil
 }
 
-// next checks a step that a handler asks for.
-func (s *Service) next(tenant string, d declaration, spec *wire.StepSpec) error {
-	if err := s.step(d, spec, 0); err != nil {
+// next checks a step that is asked for.
+func (s *Service) next(tenant string, d declaration, spec *wire.StepSpec, own bool) error {
+	if err := s.step(d, spec, own, 0); err != nil {
 		return err
 	}
 	return s.wait(tenant, d, spec.Wait)
