@@ -215,8 +215,9 @@ func (d *Dispatcher) Done(flowID, flowType string, exec uint64, key string) {
 	if e := t.waitingFor(id, exec); e != nil {
 		t.dropEntry(e, false)
 	} else if a := t.find(id, exec); a != nil && a.phase == ended {
-		// Its outcome is known to the partition, whose reply forgets it.
-		if a.key != nil {
+		// Its outcome is known to the partition, whose reply forgets it. One whose
+		// worker was lost keeps its key, and is queued next with it.
+		if a.key != nil && a.outcome != workerLost {
 			a.l.free(a.key)
 			a.key = nil
 		}
