@@ -31,10 +31,15 @@ drive() {
   return "$failed"
 }
 
-# ours N: the same scenarios and clients on Perdure, each with a fresh server.
+# ours: the same scenarios and clients on Perdure, each with a fresh server. A
+# peer's variant of a scenario (NAME-local) is compared with the plain one.
 ours() {
   local scenario clients
-  for scenario in $(tr , ' ' <<<"${SCENARIOS:-flow-start,sequential-steps,rpc-read,rpc-locked-update,channel-wake}"); do
+  local -A measured=()
+  for scenario in $(tr , ' ' <<<"${SCENARIOS:-flow-start,sequential-steps,rpc-read,rpc-locked-update,channel-wake,channel-wake-once}"); do
+    scenario=${scenario%-local}
+    [ -z "${measured[$scenario]:-}" ] || continue
+    measured[$scenario]=1
     for clients in $(tr , ' ' <<<"$CLIENTS"); do
       "$BIN" bench "$scenario" --clients "$clients" --warmup "$WARMUP" --duration "$DURATION" --runs 1 --json >>"$OUT/perdure.jsonl"
     done
@@ -51,7 +56,7 @@ rounds() {
     round "$n"
     if [ "$PERDURE" = yes ]; then
       say "round $n of $RUNS: perdure"
-      ours "$n"
+      ours
     fi
   done
   if [ "$PERDURE" = yes ]; then

@@ -97,6 +97,9 @@ func (c *Config) point(ctx context.Context, name string, clients int) (*Point, e
 	if p.Settings.Place, err = thisPlace(probed); err != nil {
 		return nil, err
 	}
+	if p.Settings.Filesystem == memoryOnly && c.Store == "" {
+		fmt.Fprintf(c.Stderr, "warning: %s is in memory, where a sync does nothing; name a folder of a disk with --dir\n", probed)
+	}
 	for run := range c.Runs {
 		prefix := fmt.Sprintf("%s %s run %d/%d: ", p.title(), clientsText(clients, c.Rate), run+1, c.Runs)
 		f, err := c.measure(ctx, job, func(s string) { fmt.Fprintln(c.Stderr, prefix+s) })

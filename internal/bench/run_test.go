@@ -155,7 +155,7 @@ func TestRunStartsMeasuresAndKeeps(t *testing.T) {
 		if p.Journal == nil || p.Journal.Batches < 300 || p.Journal.Batches > 700 || p.Journal.Bytes < 30 || p.Journal.Bytes > 70 || p.Journal.Puts == nil || *p.Journal.Puts <= 0 {
 			t.Errorf("journal %+v, want about 500 batches a thousand and 50 bytes", p.Journal)
 		}
-		if s := p.Settings; s.Cores == 0 || s.SyncMS == 0 || s.Version != "test" || s.Store != "mem:" || s.Duration != "200ms" {
+		if s := p.Settings; s.Cores == 0 || s.SyncMS == 0 || s.Filesystem == "" || s.Version != "test" || s.Store != "mem:" || s.Duration != "200ms" {
 			t.Errorf("settings %+v", s)
 		}
 	}
