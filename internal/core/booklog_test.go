@@ -16,7 +16,7 @@ type messages struct {
 	lastUsed                     map[string]int // highest number consumed, by channel
 	channelOf                    map[string]string
 	holders                      map[uint64]bool // steps whose messages are counted
-	history                      []*wire.Publish // what was consumed, in order
+	history                      []*wire.Publish // what the run has consumed, in order
 }
 
 func (m *messages) forget() {
@@ -126,7 +126,9 @@ func (b *book) takeMessages(s step) error {
 		}
 	}
 	if slices.ContainsFunc(s.out.Events, func(ev *wire.Event) bool { return IsCloser(ev.Type) }) && s.out.Flow.GetStatus() != wire.Status_RUNNING {
+		h := b.history // a reset goes back to it
 		b.messages.forget()
+		b.history = h
 		return nil
 	}
 	return b.consume(s)
@@ -301,7 +303,7 @@ func checkStep(s *wire.Step) error {
 	case wire.Step_BACKOFF:
 		ok = ok && s.RetryAtUs > 0 && s.Retries > 0 && !s.Cancel
 	case wire.Step_QUEUED:
-		ok = ok && s.QueuedUs > 0 && s.RetryAtUs == 0
+		ok = ok && s.RetryAtUs == 0
 	case wire.Step_DELAYED:
 		ok = s.RetryAtUs > 0 && s.Attempts == 0 && s.Matched == nil
 	default:
@@ -397,7 +399,7 @@ func checkClosed(f *wire.Flow) error {
 		}
 		return nil
 	}
-	if len(f.Steps)+len(f.Channels)+len(f.Parents) > 0 || f.TimeoutAtUs != 0 || f.GraceAtUs != 0 || f.Closing != nil || f.ClosedUs == 0 || !f.Closes {
+	if len(f.Steps)+len(f.Channels)+len(f.Parents) > 0 || f.TimeoutAtUs != 0 || f.GraceAtUs != 0 || f.Closing != nil || !f.Closes {
 		return fmt.Errorf("a closed run holds on to something: %v", f)
 	}
 	return nil

@@ -485,7 +485,7 @@ var reached = []string{
 }
 
 func TestRandomCommands(t *testing.T) {
-	runs := 400
+	runs := 250
 	if testing.Short() {
 		runs = 80
 	}

@@ -60,7 +60,7 @@ func (s *story) repeated(request, channel, text string) []byte {
 
 var (
 	numbering = regexp.MustCompile(`"[a-z0-9-]+/[0-9]+ `)
-	anyID     = regexp.MustCompile(`(run|turn)_[0-9a-f]{16}`)
+	anyID     = regexp.MustCompile(`(run|turn|msg)_[0-9a-f]{16}`)
 )
 
 func newStory() *story {
@@ -120,7 +120,10 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "set":
 		return s.set(t, d)
 	default:
-		d.Fatalf(t, "unknown command")
+		s.flowCommand(t, d, e)
+	}
+	if n, ok := d.Arg("slots"); ok {
+		e.Slots = uint32(number(t, d, n.Vals[0]))
 	}
 	return s.apply(t, d, e)
 }
@@ -163,6 +166,9 @@ func (s *story) apply(t *testing.T, d *datadriven.TestData, e *wire.Entry) strin
 	}
 	if n := out.Reply.Cancelled; n > 0 {
 		fmt.Fprintf(&w, " cancelled=%d", n)
+	}
+	if len(out.Reply.Output) > 0 {
+		fmt.Fprintf(&w, " output %q", out.Reply.Output)
 	}
 	w.WriteString("\n")
 	some(&w, out.Events, s.eventLine)
@@ -222,6 +228,12 @@ func (s *story) eventLine(ev *wire.Event) string {
 	for _, it := range ev.Items {
 		fmt.Fprintf(&w, " item %q", it)
 	}
+	for _, a := range ev.Attributes {
+		fmt.Fprintf(&w, " %s=%s", a.Name, a.Value)
+	}
+	if len(ev.Next) > 0 {
+		fmt.Fprintf(&w, " next %s", strings.Join(ev.Next, ", "))
+	}
 	return w.String() + "\n"
 }
 
@@ -229,9 +241,21 @@ func (s *story) effectLine(fx Effect) string {
 	a := fmt.Sprintf("%d.%d.%d", fx.Attempt.Epoch, fx.Attempt.LSN, fx.Attempt.N)
 	switch fx.Kind {
 	case CancelAttempt:
+		if fx.Forget {
+			a += ", no result is wanted"
+		}
 		return fmt.Sprintf("  -> stop #%d attempt %s\n", fx.Exec, a)
+	case Queue:
+		return fmt.Sprintf("  -> queue %s#%d%s\n", fx.Step, fx.Exec, keyWords(fx))
+	case ReleaseKey:
+		return fmt.Sprintf("  -> give back key %s of #%d\n", fx.Key, fx.Exec)
+	case Send:
+		return fmt.Sprintf("  -> send %d to %s: %s\n", fx.Out.Id, fx.Out.Send.FlowId, s.sendWords(fx.Out.Send))
 	case SetTimer:
 		who := "retention"
+		if s.b.f.GetStatus() == wire.Status_RUNNING && s.b.f.GetCloses() {
+			who = "run"
+		}
 		if fx.Exec != 0 {
 			who = fmt.Sprint("#", fx.Exec)
 		}
@@ -242,8 +266,25 @@ func (s *story) effectLine(fx Effect) string {
 	for _, m := range fx.Task.Matched {
 		fmt.Fprintf(&w, " %s=%q", s.name("m", m.Id), m.Payload)
 	}
+	for i, c := range fx.Task.Conditions {
+		fmt.Fprintf(&w, " %s", conditionWords(fx.Task.Spec.Wait.Conditions[i], c))
+	}
 	if fx.Task.Prefetch {
 		w.WriteString(" prefetch")
+	}
+	for _, f := range []struct {
+		is   bool
+		word string
+	}{{fx.Task.WaitPhase, " WaitFor"}, {fx.Task.Spec.Async, " async"}} {
+		if f.is {
+			w.WriteString(f.word)
+		}
+	}
+	for _, f := range []struct{ word, text string }{
+		{"checkpoint", string(fx.Task.Checkpoint)}, {"locals", string(fx.Task.Locals)}, {"failure", fx.Task.Spec.Failure}} {
+		if f.text != "" {
+			fmt.Fprintf(&w, " %s %q", f.word, f.text)
+		}
 	}
 	if fx.Task.Cancel {
 		fmt.Fprintf(&w, " cancelled %q", fx.Task.Reason)
@@ -267,9 +308,22 @@ func (s *story) show() string {
 		return "no flow\n"
 	}
 	var w strings.Builder
-	fmt.Fprintf(&w, "busy=%v events=%d items=%d\n", IsBusy(f), f.EventCount, f.ItemCount)
+	if f.Closes {
+		fmt.Fprintf(&w, "%s %s events=%d", s.name("run", f.RunId), statusWord(f.Status), f.EventCount)
+		for _, x := range []struct{ word, text string }{{"output", string(f.Output)}, {"error", f.Error}} {
+			if x.text != "" {
+				fmt.Fprintf(&w, " %s %q", x.word, x.text)
+			}
+		}
+		w.WriteString("\n")
+	} else {
+		fmt.Fprintf(&w, "busy=%v events=%d items=%d\n", IsBusy(f), f.EventCount, f.ItemCount)
+	}
 	some(&w, f.Steps, s.stepLine)
 	some(&w, f.Channels, s.channelLine)
+	some(&w, f.Outbox, func(o *wire.Outgoing) string {
+		return fmt.Sprintf("  sent %d to %s: %s\n", o.Id, o.Send.FlowId, s.sendWords(o.Send))
+	})
 	some(&w, f.Attributes, func(a *wire.Attribute) string { return fmt.Sprintf("  attribute %s=%q\n", a.Name, a.Value) })
 	return s.readable(w.String())
 }
@@ -281,7 +335,12 @@ func (s *story) stepLine(st *wire.Step) string {
 		fmt.Fprintf(&w, " of %s", s.name("m", st.Scope))
 	}
 	if wt := st.Spec.Wait; wt != nil && st.State == wire.Step_WAITING {
-		fmt.Fprintf(&w, " for %d of %s", wt.Count, wt.Channel)
+		if len(wt.Conditions) == 0 {
+			fmt.Fprintf(&w, " for %d of %s", wt.Count, wt.Channel)
+		}
+		for i, c := range st.Conditions {
+			fmt.Fprintf(&w, " %s", conditionWords(wt.Conditions[i], c))
+		}
 	}
 	if st.Cancel {
 		w.WriteString(" cancelled")

@@ -15,9 +15,7 @@ import (
 func (s *story) start(t *testing.T, d *datadriven.TestData) *wire.StartFlow {
 	c := &wire.StartFlow{Type: "agent"}
 	d.MaybeScanArgs(t, "request", &c.RequestId)
-	if a, ok := d.Arg("retention"); ok {
-		c.RetentionUs = duration(t, d, a.Vals[0])
-	}
+	s.startArgs(t, d, c)
 	for _, line := range lines(d) {
 		word, rest, _ := strings.Cut(line, " ")
 		switch word {
@@ -60,12 +58,13 @@ func (s *story) result(t *testing.T, d *datadriven.TestData) *wire.StepResult {
 			c.Publish = append(c.Publish, s.publishLine(t, d, rest)...)
 		case "retry":
 			text, after, _ := strings.Cut(rest, " after=")
-			c.Retry = &wire.Retry{Error: text}
+			text, permanent := strings.CutSuffix(text, " permanent")
+			c.Retry = &wire.Retry{Error: text, Permanent: permanent}
 			if after != "" {
 				c.Retry.AfterUs = duration(t, d, after)
 			}
 		default:
-			d.Fatalf(t, "unknown line %q", line)
+			s.resultLine(t, d, c, word, rest)
 		}
 	}
 	return c
@@ -105,7 +104,10 @@ func attr(text string) *wire.Attribute {
 }
 
 // spec reads `name [wait=channel:count] [idle] [prefetch] [input=x]
-// [retry=attempts,initial,max,total] [times=n]`.
+// [retry=attempts,initial,max,total] [times=n] [waitfor] [async] [recover=step]
+// [key=name:limit]`, and conditions: `on[.name]=channel:NAME:least[-most]`,
+// `on=timer:1m`, `on=at:1h`, `on=flow:ID[:type:step]`, of which all must hold, or
+// with `any` one, or with `sets=0,1|2` the first or both others.
 func (s *story) spec(t *testing.T, d *datadriven.TestData, text string) []*wire.StepSpec {
 	words := strings.Fields(text)
 	spec := &wire.StepSpec{Name: words[0]}
@@ -118,6 +120,17 @@ func (s *story) spec(t *testing.T, d *datadriven.TestData, text string) []*wire.
 			spec.Wait = &wire.Wait{Channel: ch, Count: uint32(number(t, d, n))}
 		case "idle":
 			spec.Wait.Idle = true
+		case "waitfor":
+			spec.WaitFor = true
+		case "async":
+			spec.Async = true
+		case "any", "sets":
+			spec.Wait.Combinations = combinations(t, d, val, len(spec.Wait.Conditions))
+		case "recover":
+			spec.Recover = &wire.StepSpec{Name: val}
+		case "key":
+			k, n, _ := strings.Cut(val, ":")
+			spec.ConcurrencyKey, spec.ConcurrencyLimit = k, uint32(number(t, d, n))
 		case "prefetch":
 			spec.Prefetch = true
 		case "input":
@@ -131,7 +144,14 @@ func (s *story) spec(t *testing.T, d *datadriven.TestData, text string) []*wire.
 				spec.Retry.TotalUs = duration(t, d, p[3])
 			}
 		default:
-			d.Fatalf(t, "unknown word %q", w)
+			cond, ok := strings.CutPrefix(key, "on")
+			if !ok {
+				d.Fatalf(t, "unknown word %q", w)
+			}
+			if spec.Wait == nil {
+				spec.Wait = &wire.Wait{}
+			}
+			spec.Wait.Conditions = append(spec.Wait.Conditions, s.condition(t, d, strings.TrimPrefix(cond, "."), val))
 		}
 	}
 	var specs []*wire.StepSpec
@@ -179,7 +199,7 @@ func (s *story) publishArgs(t *testing.T, d *datadriven.TestData, args []datadri
 			p.MaxPending = uint32(number(t, d, a.Vals[0]))
 		case a.Key == "request":
 			p.RequestId = a.Vals[0]
-		case a.Key == "times":
+		case a.Key == "times", a.Key == "slots":
 		default:
 			d.Fatalf(t, "unknown argument %q", a.Key)
 		}

@@ -1,0 +1,47 @@
+package core
+
+import (
+	"testing"
+
+	"github.com/perdure-dev/perdure/internal/wire"
+)
+
+// TestEntriesOfSequentialSteps: a result and the next start are one entry when
+// there is a slot, so k steps take k+1 entries; without one each start takes an
+// entry more.
+func TestEntriesOfSequentialSteps(t *testing.T) {
+	const k = 20
+	for _, c := range []struct {
+		slots uint32
+		want  int
+	}{{1, k + 1}, {0, 2*k + 1}} {
+		b := newBook()
+		do := func(slots uint32, command func(e *wire.Entry)) {
+			t.Helper()
+			e := b.entry()
+			e.Slots = slots
+			command(e)
+			if _, err, broken := b.apply(e); err != nil || broken != nil {
+				t.Fatalf("%v, %v", err, broken)
+			}
+		}
+		spec := &wire.StepSpec{Name: "s"}
+		do(c.slots, func(e *wire.Entry) {
+			e.Command = &wire.Entry_StartFlow{StartFlow: &wire.StartFlow{Type: "t", Closes: true, Steps: []*wire.StepSpec{spec}}}
+		})
+		for i := range k {
+			st := b.f.Steps[0]
+			if st.State == wire.Step_QUEUED {
+				do(1, func(e *wire.Entry) { e.Command = &wire.Entry_StartQueued{StartQueued: &wire.StartQueued{Exec: st.Exec}} })
+			}
+			r := &wire.StepResult{Exec: st.Exec, Attempt: st.Attempt, Next: []*wire.StepSpec{spec}}
+			if i == k-1 {
+				r.Next, r.Close = nil, &wire.Close{How: wire.Close_GRACEFUL}
+			}
+			do(c.slots, func(e *wire.Entry) { e.Command = &wire.Entry_StepResult{StepResult: r} })
+		}
+		if b.f.Status != wire.Status_COMPLETED || len(b.entries) != c.want {
+			t.Errorf("%d steps with %d slots took %d entries, want %d; the run is %v", k, c.slots, len(b.entries), c.want, b.f.Status)
+		}
+	}
+}
