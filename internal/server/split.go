@@ -29,7 +29,7 @@ var peekPool = sync.Pool{New: func() any { b := make([]byte, peekBytes); return 
 
 func split(l net.Listener, timeout time.Duration, now func() time.Time) *splitter {
 	s := &splitter{l: l, timeout: timeout, now: now, done: make(chan struct{})}
-	s.http, s.grpc = &half{s, make(chan net.Conn)}, &half{s, make(chan net.Conn)}
+	s.http, s.grpc = newHalf(s), newHalf(s)
 	return s
 }
 
@@ -79,6 +79,8 @@ func (s *splitter) sort(c net.Conn) {
 	}
 	select {
 	case to.conns <- &peeked{Conn: c, first: bytes.Clone((*buf)[:n])}:
+	case <-to.done:
+		_ = c.Close()
 	case <-s.done:
 		_ = c.Close()
 	}
@@ -88,6 +90,12 @@ func (s *splitter) sort(c net.Conn) {
 type half struct {
 	s     *splitter
 	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newHalf(s *splitter) *half {
+	return &half{s: s, conns: make(chan net.Conn), done: make(chan struct{})}
 }
 
 // Accept implements net.Listener.
@@ -95,13 +103,17 @@ func (h *half) Accept() (net.Conn, error) {
 	select {
 	case c := <-h.conns:
 		return c, nil
+	case <-h.done:
 	case <-h.s.done:
-		return nil, net.ErrClosed
 	}
+	return nil, net.ErrClosed
 }
 
 // Close implements net.Listener. It leaves the other half alone.
-func (h *half) Close() error { return nil }
+func (h *half) Close() error {
+	h.once.Do(func() { close(h.done) })
+	return nil
+}
 
 // Addr implements net.Listener.
 func (h *half) Addr() net.Addr { return h.s.l.Addr() }

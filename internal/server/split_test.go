@@ -1,0 +1,86 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// TestOneAddressTwoProtocols gives each half the connections that are its, whole.
+func TestOneAddressTwoProtocols(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := split(l, time.Minute, time.Now)
+	ran := make(chan error, 1)
+	go func() { ran <- s.run() }()
+	hs := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello ", r.URL.Path) })}
+	served := make(chan error, 1)
+	go func() { served <- hs.Serve(s.http) }()
+	got := make(chan string, 1)
+	go func() {
+		c, err := s.grpc.Accept()
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		line, _ := bufio.NewReader(c).ReadString('\n')
+		got <- line
+	}()
+	res, err := http.Get("http://" + l.Addr().String() + "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(res.Body)
+	_ = res.Body.Close()
+	if string(body) != "hello /x" {
+		t.Errorf("HTTP got %q", body)
+	}
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The preface in two parts, as a network may cut it.
+	for _, part := range []string{"PR", "I * HTTP/2.0\r\n"} {
+		if _, err := c.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if line := <-got; line != "PRI * HTTP/2.0\r\n" {
+		t.Errorf("gRPC got %q", line)
+	}
+	_ = s.grpc.Close()
+	if _, err := s.grpc.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a closed half accepts: %v", err)
+	}
+	s.close()
+	if err := <-ran; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("run ends with %v", err)
+	}
+	if err := <-served; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("HTTP ends with %v", err)
+	}
+}
+
+func TestSilentConnectionIsClosed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := split(l, time.Millisecond, time.Now)
+	go func() { _ = s.run() }()
+	defer s.close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read gives %v, want the end", err)
+	}
+}
