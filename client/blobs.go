@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -134,6 +135,7 @@ func (c *Client) getBlob(ctx context.Context, ref *wire.BlobRef) ([]byte, error)
 func (c *Client) transfer(ctx context.Context, fn func(context.Context, wire.BlobsClient) error) error {
 	l := c.links[0]
 	api := wire.NewBlobsClient(l.conn)
+	began := time.Now()
 	for tries := 1; ; tries++ {
 		if _, err := l.get(ctx, c.patience); err != nil {
 			return err
@@ -149,7 +151,7 @@ func (c *Client) transfer(ctx context.Context, fn func(context.Context, wire.Blo
 			return nil
 		case ctx.Err() != nil:
 			return contextError(ctx, false)
-		case status.Code(err) != codes.Unavailable || tries >= maxTries || l.ctx.Err() != nil:
+		case status.Code(err) != codes.Unavailable || tries >= maxTries || time.Since(began) > c.patience || l.ctx.Err() != nil:
 			return blobError(l, err)
 		}
 		if !sleep(ctx, backoff(tries)) {

@@ -43,8 +43,9 @@ type Options struct {
 	Address string      // host:port of the server's gRPC address; empty = 127.0.0.1:8080
 	Key     string      // API key; it says the tenant
 	TLS     *tls.Config // nil = without TLS
-	// Patience is how long a call waits for a connection, besides its context.
-	// 0 = 10 s; below zero = one attempt.
+	// Patience is how long a call waits for a connection, and how long it is sent
+	// again when that is safe; its context may end it earlier. 0 = 10 s; below
+	// zero = one attempt.
 	Patience time.Duration
 	// MaxOpen bounds the calls that are open at once, each counting once and
 	// once more per 4 KiB of its request; what waits for a flow (Wait, Watch, …)
@@ -174,27 +175,42 @@ var (
 // do asks for one thing and gives the answer. w is not used afterwards.
 func (c *Client) do(ctx context.Context, w *wire.Call, m manner) (*wire.Answer, error) {
 	a, err := c.try(ctx, w, m)
-	for tries := 1; err != nil; tries++ {
-		pause, ok := retry(ctx, err, m, tries)
+	if err == nil {
+		return a, nil
+	}
+	r := retries{patience: c.patience, since: time.Now()}
+	for {
+		pause, ok := r.next(ctx, err, m)
 		if !ok || !sleep(ctx, pause) {
 			return nil, final(ctx, err, m)
 		}
 		began := time.Now()
 		// The former Call may still lie in a frame of the connection that broke.
 		w = &wire.Call{Trace: w.Trace, Verb: w.Verb}
-		a, err = c.try(ctx, w, m)
+		if a, err = c.try(ctx, w, m); err == nil {
+			return a, nil
+		}
 		if m.long && time.Since(began) > maxBackoff {
-			tries = 0 // it waited, it was not refused
+			r.reset() // it waited, it was not refused
 		}
 	}
-	return a, nil
 }
 
-// retry says whether and after what pause to send again.
-func retry(ctx context.Context, err error, m manner, tries int) (time.Duration, bool) {
-	if ctx.Err() != nil || tries >= maxTries {
+// retries says how long and how often a call is tried again.
+type retries struct {
+	patience time.Duration
+	since    time.Time // the first failure
+	tries    int
+}
+
+func (r *retries) reset() { r.tries, r.since = 0, time.Now() }
+
+// next says whether and after what pause to send again.
+func (r *retries) next(ctx context.Context, err error, m manner) (time.Duration, bool) {
+	if r.tries++; ctx.Err() != nil || r.tries >= maxTries || time.Since(r.since) > max(r.patience, 0) {
 		return 0, false
 	}
+	tries := r.tries
 	var lost *errLost
 	if errors.As(err, &lost) {
 		return backoff(tries), m.again
@@ -250,7 +266,7 @@ func final(ctx context.Context, err error, m manner) error {
 		}
 		return e
 	case errors.As(err, &unsent):
-		return &Error{Code: ErrUnavailable.Code, Message: "the call could not be sent: " + unsent.cause.Error(), Position: -1, cause: unsent.cause}
+		return &Error{Code: ErrUnavailable.Code, Message: "the call was not taken: " + fromStatus(unsent.cause).Message, Position: -1, cause: unsent.cause}
 	}
 	return err
 }

@@ -162,6 +162,29 @@ func TestKeyIsRefused(t *testing.T) {
 	}
 }
 
+// TestDraining: a server that refuses a stream has done nothing of it, so that
+// everything is tried again.
+func TestDraining(t *testing.T) {
+	var n atomic.Int32
+	f := newFake(t, func(_ *wire.Call, answer func(*wire.Answer)) {
+		answer(&wire.Answer{Result: &wire.Answer_Done{Done: &wire.Done{}}})
+	})
+	f.onStream = func(context.Context) error {
+		if n.Add(1) < 4 {
+			return status.Error(codes.Unavailable, "unavailable: the server stops: connect again")
+		}
+		return nil
+	}
+	if err := f.client(Options{}).Delete(background(t), "f", ""); err != nil || n.Load() != 4 {
+		t.Errorf("%v after %d streams", err, n.Load())
+	}
+	n.Store(-1000)
+	err := f.client(Options{Patience: -1}).Delete(background(t), "f", "")
+	if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) || err.Error() != "the call was not taken: the server stops: connect again" {
+		t.Error(err)
+	}
+}
+
 func TestTLSRefusesPlainServer(t *testing.T) {
 	f := newFake(t, echo)
 	_, err := Dial(background(t), Options{Address: "fake", Dialer: f.dial, Patience: -1, TLS: &tls.Config{ServerName: "x"}})
@@ -257,7 +280,8 @@ func TestOverload(t *testing.T) {
 		t.Errorf("%v after %d tries", err, n.Load())
 	}
 	n.Store(-1000)
-	if err := c.Delete(background(t), "f", ""); !errors.Is(err, ErrOverloaded) || n.Load() != -1000+maxTries {
+	hasty := f.client(Options{Patience: 50 * time.Millisecond})
+	if err := hasty.Delete(background(t), "f", ""); !errors.Is(err, ErrOverloaded) || n.Load() < -998 || n.Load() > -990 {
 		t.Errorf("%v after %d tries", err, n.Load()+1000)
 	}
 	// What is refused for its content is not asked again, whatever the server hints.
@@ -410,4 +434,37 @@ func TestErrorsMatchByCode(t *testing.T) {
 	if !errors.Is(e, ErrNotFound) || errors.Is(e, ErrExists) || errors.Is(e, ErrUnknown) || e.Error() != "flow x does not exist (check)" {
 		t.Errorf("%v", e)
 	}
+}
+
+// TestMoreConnections: very many open calls get connections of their own, and
+// few share one.
+func TestMoreConnections(t *testing.T) {
+	const open = crowded + 500
+	var mu sync.Mutex
+	var answers []func(*wire.Answer)
+	all := make(chan bool)
+	f := newFake(t, func(_ *wire.Call, answer func(*wire.Answer)) {
+		mu.Lock()
+		defer mu.Unlock()
+		if answers = append(answers, answer); len(answers) == open {
+			close(all)
+		}
+	})
+	c := f.client(Options{})
+	var wg sync.WaitGroup
+	for range open {
+		wg.Go(func() {
+			if _, err := c.Wait(background(t), "f", ""); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	<-all
+	if n := f.connections(); n != 2 {
+		t.Errorf("%d connections for %d open calls", n, open)
+	}
+	for _, answer := range answers {
+		answer(&wire.Answer{Result: &wire.Answer_Flow{Flow: &wire.FlowInfo{Status: wire.Status_COMPLETED}}})
+	}
+	wg.Wait()
 }

@@ -269,7 +269,7 @@ func (s *session) receive() {
 		clear(in.Answers)
 		in.Answers = in.Answers[:0]
 		if err := s.stream.RecvMsg(&in); err != nil {
-			s.end(err)
+			s.end(err, first)
 			return
 		}
 		if first {
@@ -305,11 +305,15 @@ func (s *session) deliver(answers []*wire.Answer) {
 }
 
 // end fails all that is open. What the server refused before it looked at any
-// call is refused; of everything else the fate is unknown.
-func (s *session) end(err error) {
+// call is refused, or can go to the next session; of everything else the fate is
+// unknown.
+func (s *session) end(err error, unheard bool) {
 	fate := error(&errLost{err})
+	code, _, said := serverSaid(err)
 	if refused := refusal(s.link, err); refused != nil {
 		fate = refused
+	} else if unheard && said && (code == ErrUnavailable.Code || code == ErrOverloaded.Code) {
+		fate = &errUnsent{err}
 	}
 	s.link.lost(s, err)
 	s.mu.Lock()
@@ -362,7 +366,7 @@ var statusCodes = map[codes.Code]string{
 func fromStatus(err error) *Error {
 	st := status.Convert(err)
 	e := &Error{Code: statusCodes[st.Code()], Message: st.Message(), Position: -1, cause: err}
-	if code, rest, ok := strings.Cut(st.Message(), ": "); ok && isCode(code) {
+	if code, rest, ok := serverSaid(err); ok {
 		e.Code, e.Message = code, rest
 	}
 	if e.Code == "" {
@@ -371,9 +375,11 @@ func fromStatus(err error) *Error {
 	return e
 }
 
-// isCode says that a word has the form of an error code.
-func isCode(s string) bool {
-	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_") == ""
+// serverSaid takes an error of the server's own apart; other ones, those of the
+// transport among them, have no code in front.
+func serverSaid(err error) (code, rest string, ok bool) {
+	code, rest, ok = strings.Cut(status.Convert(err).Message(), ": ")
+	return code, rest, ok && code != "" && strings.Trim(code, "abcdefghijklmnopqrstuvwxyz_") == ""
 }
 
 // backoff is how long to pause after so many failures; about half of it is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"time"
 
 	"github.com/perdure-dev/perdure/internal/wire"
 )
@@ -149,12 +150,13 @@ func (c *Client) follow(ctx context.Context, after Cursor, open func(*wire.Curso
 	}
 	defer c.long.Release(1)
 	at := after.wire()
-	for tries := 1; ; tries++ {
+	again := retries{patience: c.patience, since: time.Now()}
+	for {
 		done, err := c.followOnce(ctx, open(at), func(r *wire.HistoryReply) bool {
 			if n := len(r.Events); n > 0 {
 				at = &wire.Cursor{Lsn: r.Events[n-1].Lsn, N: r.Events[n-1].N}
 			}
-			tries = 1
+			again.reset()
 			return give(r)
 		})
 		if done {
@@ -164,7 +166,7 @@ func (c *Client) follow(ctx context.Context, after Cursor, open func(*wire.Curso
 		if errors.Is(err, errSlow) || errors.As(err, &e) && e.Code == codeSlowReader {
 			continue // it has read at least what was on the way
 		}
-		pause, ok := retry(ctx, err, waiting, tries)
+		pause, ok := again.next(ctx, err, waiting)
 		if !ok || !sleep(ctx, pause) {
 			return final(ctx, err, waiting)
 		}
