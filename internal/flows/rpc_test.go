@@ -182,11 +182,11 @@ func TestLockedRPCThatWritesNothingMakesNoEntry(t *testing.T) {
 	w := newWorld(t)
 	w.order("a")
 	w.rpc("look", func(*wire.RpcTask) *wire.RpcResult { return &wire.RpcResult{Update: &wire.Update{Output: []byte("1")}} })
-	before := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}).GetFlow().Events
+	before := w.must(describe("a")).GetFlow().Events
 	if rep := w.must(rpc("a", "look", "")).GetRpc(); string(rep.Output) != "1" {
 		t.Errorf("got %v", rep)
 	}
-	if after := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}).GetFlow().Events; after != before {
+	if after := w.must(describe("a")).GetFlow().Events; after != before {
 		t.Errorf("%d events, %d before", after, before)
 	}
 	w.unlocked()

@@ -11,7 +11,7 @@ import (
 
 // start creates a flow, in one commit.
 func (c *call) start(req *wire.StartRequest) {
-	id, cmd, err := c.s.StartCommand(c.tenant, req)
+	id, cmd, err := c.s.startCommand(c.tenant, req)
 	if err != nil {
 		c.fail(err)
 		return
@@ -36,9 +36,15 @@ func (c *call) start(req *wire.StartRequest) {
 }
 
 // StartCommand checks a start and gives the command for it, with what the
-// flow's declaration says filled in, and the flow's ID, made when the request
-// has none. Blobs are not looked up. The command shares memory with req.
+// flow's declaration says filled in, and the flow's ID as users see it, made when
+// the request has none. Blobs are not looked up. Its errors are *Error.
 func (s *Service) StartCommand(tenant string, req *wire.StartRequest) (id string, cmd *wire.StartFlow, err error) {
+	return s.startCommand(tenant, given(req).CloneVT())
+}
+
+// startCommand is StartCommand for a request that is not needed any more: it is
+// changed, and lives on in the command.
+func (s *Service) startCommand(tenant string, req *wire.StartRequest) (id string, cmd *wire.StartFlow, err error) {
 	id = req.FlowId
 	if id == "" {
 		if req.RequestId != "" {

@@ -27,7 +27,7 @@ func TestStartRunsTheFirstStep(t *testing.T) {
 			t.Errorf("attribute %s is indexed as %v", a.Name, a.Index)
 		}
 	}
-	info := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a/1"}}}).GetFlow()
+	info := w.must(describe("a/1")).GetFlow()
 	if info.FlowId != "a/1" || info.FlowType != "order" || info.Steps[0].State != "running" || info.Steps[0].Worker != "w1" || info.Channels[0].Pending != 2 {
 		t.Errorf("described as %v", info)
 	}
@@ -68,7 +68,7 @@ func TestStartReuse(t *testing.T) {
 func TestStartDelayAndTimeoutAreKept(t *testing.T) {
 	w := newWorld(t)
 	w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", DelayUs: 3600e6, TimeoutUs: 7200e6, RetentionUs: -1}))
-	info := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}).GetFlow()
+	info := w.must(describe("a")).GetFlow()
 	if info.Steps[0].State != "delayed" || info.Steps[0].NextUs != info.CreatedUs+3600e6 || info.TimeoutAtUs != info.CreatedUs+10800e6 {
 		t.Errorf("described as %v", info)
 	}
@@ -131,7 +131,7 @@ func TestStartRefusals(t *testing.T) {
 		})
 	}
 	w.t = t
-	w.refused(core.NotFound, &wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}})
+	w.refused(core.NotFound, describe("a"))
 	if e := w.refused(UnknownStep, start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "bill"})); !strings.Contains(e.Message, "pay, ship") {
 		t.Errorf("the steps that are known are not named: %s", e.Message)
 	}

@@ -14,6 +14,10 @@ func get(id string, names ...string) *wire.Call {
 	return &wire.Call{Verb: &wire.Call_GetAttributes{GetAttributes: &wire.GetAttributesRequest{FlowId: id, Names: names}}}
 }
 
+func describe(id string) *wire.Call {
+	return &wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: id}}}
+}
+
 func TestAttributes(t *testing.T) {
 	w := newWorld(t)
 	run := w.order("a").RunId
@@ -157,7 +161,7 @@ func TestStop(t *testing.T) {
 	if rep := w.must(stop("a", "", wire.StopFlow_CANCEL)).GetStop(); rep.Status != wire.Status_RUNNING || rep.RunId != k.RunID {
 		t.Errorf("got %v while the handler winds down", rep)
 	}
-	if info := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}).GetFlow(); !info.Cancelling {
+	if info := w.must(describe("a")).GetFlow(); !info.Cancelling {
 		t.Errorf("got %v", info)
 	}
 	w.result(k, &wire.StepResult{})
@@ -206,7 +210,7 @@ func TestSkipTimer(t *testing.T) {
 		},
 		Combinations: []*wire.Combination{{Of: []uint32{0}}, {Of: []uint32{1, 2}}},
 	}})
-	st := w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}).GetFlow().Steps[0]
+	st := w.must(describe("a")).GetFlow().Steps[0]
 	if !strings.HasPrefix(st.WaitsFor, "late: a timer at 20") || !strings.HasSuffix(st.WaitsFor, ` or 1 to 3 messages of channel "in" and child: flow "c" to close`) || st.NextUs == 0 || st.State != "waiting" {
 		t.Errorf("waits for %q until %d", st.WaitsFor, st.NextUs)
 	}

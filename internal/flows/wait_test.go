@@ -18,7 +18,7 @@ func TestWaitAnswersWhenTheRunIsClosed(t *testing.T) {
 	run := w.order("a").RunId
 	k := w.step("pay")
 	newest, named := w.begin(w.ctx, wait("a", "")), w.begin(w.ctx, wait("a", run))
-	w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}}) // both wait by now
+	w.must(describe("a")) // both wait by now
 	w.result(k, complete(`{"ok":true}`))
 	for _, ch := range []chan *wire.Answer{newest, named} {
 		info := w.next(ch).GetFlow()
@@ -102,7 +102,7 @@ func (w *world) awaitWaiters(n int64) {
 		if w.ctx.Err() != nil {
 			w.t.Fatalf("%d calls wait, want %d", w.svc.waiters.total.Load(), n)
 		}
-		w.must(&wire.Call{Verb: &wire.Call_Describe{Describe: &wire.DescribeRequest{FlowId: "a"}}})
+		w.must(describe("a"))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,6 +94,7 @@ type world struct {
 	set       partition.Set
 	store     blob.Store
 	steps     chan *partition.Work
+	losing    atomic.Bool        // partitions are lost on purpose
 	cancelled chan *wire.RpcTask // calls that were cancelled
 	slots     func(want int) int
 
@@ -202,7 +204,11 @@ func newWorld(t testing.TB) *world {
 		w.closers = append(w.closers, log.Close, db.Close)
 	}
 	for _, m := range machines {
-		w.set = append(w.set, partition.Start(m, func(err error) { t.Errorf("partition lost: %v", err) }))
+		w.set = append(w.set, partition.Start(m, func(err error) {
+			if !w.losing.Load() {
+				t.Errorf("partition lost: %v", err)
+			}
+		}))
 	}
 	w.svc.Bind(w.set)
 	courier.Bind(w.set)
@@ -226,9 +232,13 @@ func (w *world) close() {
 func (w *world) begin(ctx context.Context, c *wire.Call) chan *wire.Answer {
 	ch := make(chan *wire.Answer, 100)
 	c.Id = 7
+	var over atomic.Bool
 	w.svc.Do(ctx, tenant, c, func(a *wire.Answer) {
 		if a.Id != 7 {
 			w.t.Errorf("answer has the ID %d", a.Id)
+		}
+		if over.Load() || !a.More && over.Swap(true) {
+			w.t.Errorf("%T: an answer behind the last one: %v", c.Verb, a)
 		}
 		ch <- a
 	})
