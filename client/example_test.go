@@ -21,7 +21,7 @@ var (
 
 func Example() {
 	ctx := context.Background()
-	c, err := client.Dial(ctx, client.Options{Address: "127.0.0.1:8081"})
+	c, err := client.Dial(ctx, client.Options{Address: "127.0.0.1:8080"})
 	if err != nil {
 		log.Fatal(err)
 	}
