@@ -16,6 +16,8 @@ import (
 	"github.com/perdure-dev/perdure/internal/flows"
 	"github.com/perdure-dev/perdure/internal/grpcapi"
 	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/query"
+	"github.com/perdure-dev/perdure/internal/schedule"
 	"github.com/perdure-dev/perdure/internal/search"
 	"github.com/perdure-dev/perdure/internal/tracing"
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -94,6 +96,9 @@ type local struct {
 }
 
 func (l local) of(flowType string) worker.Handler {
+	if flowType == schedule.Type {
+		return l.schedules
+	}
 	return l.agents
 }
 
@@ -122,11 +127,15 @@ func (s *Server) openFlows() error {
 	s.dispatch = dispatch.New(dispatch.Config{
 		Clock: s.env.Clock, Hub: s.hub, Log: s.log, Server: "perdure " + s.version,
 		Heartbeat: c.WorkerHeartbeat, Timeout: c.AttemptTimeout, RPCTimeout: c.CallTimeout,
+		Check: func(tenant, flowType string, r *wire.StepResult) error {
+			return s.flows.CheckResult(tenant, flowType, r)
+		},
 		Hooks: dispatch.Hooks{Attempt: s.metrics.flows.attempt, RPC: s.metrics.flows.rpc},
 	})
 	s.courier = partition.NewCourier(s.env.Clock)
+	s.schedules = schedule.New(schedule.Config{Clock: s.env.Clock, Starter: s.startScheduled})
 	s.flows = flows.New(flows.Config{
-		Hub: s.hub, Env: s.env, Workers: s.dispatch, Searcher: finder{s}, Blobs: s.store,
+		Hub: s.hub, Env: s.env, Workers: s.dispatch, Searcher: finder{s}, Schedules: s.schedules, Blobs: s.store,
 		Retention: c.Retention, CallTimeout: c.CallTimeout,
 	})
 	return nil
@@ -136,13 +145,14 @@ func (s *Server) openFlows() error {
 func (s *Server) bindFlows() {
 	s.searcher = search.New(s.set, s.env.Clock)
 	s.flows.Bind(s.set)
+	s.schedules.Bind(s.set)
 	s.dispatch.Bind(dispatch.Partitions(s.set))
 	s.courier.Bind(s.set)
 }
 
-func (s *Server) startScheduled(tenant string, req *wire.StartRequest) (*wire.StartFlow, string, error) {
-	id, cmd, err := s.flows.StartCommand(tenant, req)
-	return cmd, id, err
+// startScheduled is a start as clients ask for it.
+func (s *Server) startScheduled(tenant string, req *wire.StartRequest) (string, *wire.StartFlow, error) {
+	return s.flows.StartCommand(tenant, req)
 }
 
 // finder is the searcher, which there is once the partitions are open.
@@ -150,7 +160,16 @@ type finder struct{ s *Server }
 
 // Search implements flows.Searcher.
 func (f finder) Search(ctx context.Context, tenant string, q *wire.SearchRequest) (*wire.SearchReply, error) {
-	return f.s.searcher.Search(ctx, tenant, q)
+	reply, err := f.s.searcher.Search(ctx, tenant, q)
+	var bad *query.Error
+	if errors.As(err, &bad) {
+		text := bad.Message
+		if bad.Hint != "" {
+			text += " (" + bad.Hint + ")"
+		}
+		return nil, &flows.Error{Code: flows.Invalid, Message: text, Position: int32(bad.Pos)}
+	}
+	return reply, err
 }
 
 // largeValues moves blobs between their two forms: streams and pieces.

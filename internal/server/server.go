@@ -31,6 +31,7 @@ import (
 	"github.com/perdure-dev/perdure/internal/httpapi"
 	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/schedule"
 	"github.com/perdure-dev/perdure/internal/search"
 	"github.com/perdure-dev/perdure/internal/session"
 	"github.com/perdure-dev/perdure/internal/sink"
@@ -60,6 +61,7 @@ type Server struct {
 	dispatch  *dispatch.Dispatcher
 	courier   *partition.Courier
 	flows     *flows.Service
+	schedules *schedule.Schedules
 	searcher  *search.Searcher
 	tracer    *tracing.Tracer
 	grpc      []*grpcapi.Server
@@ -140,7 +142,7 @@ func (s *Server) open() error {
 	if err := s.openFlows(); err != nil {
 		return err
 	}
-	s.pool = worker.New(s.hub, local{handler, nil}, s.log)
+	s.pool = worker.New(s.hub, local{handler, s.schedules}, s.log)
 	s.sessions = session.New(session.Config{
 		Agents: reg, Hub: s.hub, Gate: s.gate, Env: s.env, MaxQueued: s.cfg.Kernel.MaxQueuedTurnsPerSession,
 		StreamBound: int(s.cfg.Limits.StreamBufferBytes), StatelessKeep: time.Duration(s.cfg.Kernel.SessionTTLSecs) * time.Second,
