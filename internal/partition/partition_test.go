@@ -30,6 +30,9 @@ type world struct {
 	log   *journal.Log
 	db    *state.DB
 
+	exec Executor // the world itself, unless a test has another
+	out  Outbox
+
 	early     []*Work // dispatched before their commit
 	ready     []*Work // dispatched or committed
 	cancelled []string
@@ -51,6 +54,7 @@ func (c *testClock) Now() time.Time { return time.UnixMicro(c.us.Load()) }
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, fs: vfs.NewMem(), clock: &testClock{}}
 	w.clock.us.Store(1_000_000)
+	w.exec = w
 	w.open()
 	return w
 }
@@ -65,7 +69,7 @@ func (w *world) open() Recovery {
 	if w.log, err = journal.Open(w.fs, "journal", journal.Options{SegmentSize: 64 << 10}); err != nil {
 		w.t.Fatal(err)
 	}
-	m, rec, err := Open(Config{Epoch: w.epoch, Nonce: w.rand.Uint64(), Tables: w.db, Log: w.log, Executor: w, Observer: w,
+	m, rec, err := Open(Config{Epoch: w.epoch, Nonce: w.rand.Uint64(), Tables: w.db, Log: w.log, Executor: w.exec, Observer: w, Outbox: w.out,
 		Env: env.Env{Clock: w.clock, Rand: &w.rand, FS: w.fs}, MaxTailBytes: 2000})
 	if err != nil {
 		w.t.Fatal(err)
