@@ -73,7 +73,7 @@ func (a *app) start() *cobra.Command {
 		}
 		st, err := cl.Start(ctx, r)
 		if err != nil {
-			return err
+			return hinted(err, client.ErrExists, "Choose another --id, or a --reuse policy: if_closed, if_failed, terminate or attach.")
 		}
 		if wait {
 			return a.result(ctx, cl, st.FlowID, st.RunID)

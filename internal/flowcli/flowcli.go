@@ -180,6 +180,17 @@ func (a *app) run(long bool, fn func(ctx context.Context, c *client.Client, cmd 
 	}
 }
 
+// hinted gives an error of this kind a hint in the words of the command line.
+func hinted(err error, kind *client.Error, hint string) error {
+	e, ok := err.(*client.Error)
+	if !ok || !errors.Is(e, kind) {
+		return err
+	}
+	own := *e
+	own.Hint = hint
+	return &own
+}
+
 // toldError is a server's error in lines: the hint stands below the message.
 type toldError struct{ err *client.Error }
 

@@ -9,6 +9,8 @@ import (
 	"github.com/perdure-dev/perdure/client"
 )
 
+const listHint = "perdure schedule list shows those there are."
+
 func (a *app) schedule() *cobra.Command {
 	c := &cobra.Command{Use: "schedule", Short: "Start flows at times"}
 	c.AddCommand(a.createSchedule(), a.listSchedules(), a.getSchedule(), a.pauseSchedule(), a.backfill(),
@@ -57,7 +59,7 @@ schedule's ID, or --id, with the instant added.`,
 		}
 		got, err := cl.PutSchedule(ctx, s, !replace)
 		if err != nil {
-			return err
+			return hinted(err, client.ErrExists, "Choose another ID, or let it take the place with --replace.")
 		}
 		if a.json {
 			return a.print(got)
@@ -66,7 +68,8 @@ schedule's ID, or --id, with the instant added.`,
 		if !got.Next.IsZero() {
 			next = "next at " + a.both(got.Next)
 		}
-		fmt.Fprintf(a.Out, "created %s, %s\n", a.paint(bold, clean(got.ID)), next)
+		verb := map[bool]string{false: "created", true: "stored"}[replace]
+		fmt.Fprintf(a.Out, "%s %s, %s\n", verb, a.paint(bold, clean(got.ID)), next)
 		return nil
 	})
 	return c
@@ -111,7 +114,7 @@ func (a *app) getSchedule() *cobra.Command {
 	c.RunE = a.run(false, func(ctx context.Context, cl *client.Client, _ *cobra.Command, args []string) error {
 		s, err := cl.Schedule(ctx, args[0])
 		if err != nil {
-			return err
+			return hinted(err, client.ErrNotFound, listHint)
 		}
 		if a.json {
 			return a.print(s)
@@ -165,7 +168,7 @@ func (a *app) pauseSchedule() *cobra.Command {
 	c.Flags().StringVar(&note, "note", "", "why")
 	c.RunE = a.run(false, func(ctx context.Context, cl *client.Client, _ *cobra.Command, args []string) error {
 		if err := cl.PauseSchedule(ctx, args[0], note); err != nil {
-			return err
+			return hinted(err, client.ErrNotFound, listHint)
 		}
 		return a.done(args[0], "paused %s", args[0])
 	})
@@ -176,7 +179,7 @@ func (a *app) onSchedule(name, help, said string, fn func(*client.Client, contex
 	c := &cobra.Command{Use: name + " ID", Short: help, Args: args(cobra.ExactArgs(1)), ValidArgsFunction: a.completeSchedules}
 	c.RunE = a.run(false, func(ctx context.Context, cl *client.Client, _ *cobra.Command, args []string) error {
 		if err := fn(cl, ctx, args[0]); err != nil {
-			return err
+			return hinted(err, client.ErrNotFound, listHint)
 		}
 		return a.done(args[0], said, args[0])
 	})
@@ -207,7 +210,7 @@ func (a *app) backfill() *cobra.Command {
 			}
 		}
 		if err := cl.BackfillSchedule(ctx, args[0], begin, end); err != nil {
-			return err
+			return hinted(err, client.ErrNotFound, listHint)
 		}
 		return a.done(args[0], "making up for %s from %s to %s", args[0], a.clock(begin), a.clock(end))
 	})
