@@ -410,3 +410,5 @@ func canceled() context.Context {
 	cancel()
 	return ctx
 }
+
+func proposal(e *wire.Entry) partition.Proposal { return partition.Proposal{Entry: e} }
