@@ -51,6 +51,9 @@ type Options struct {
 	// once more per 4 KiB of its request; what waits for a flow (Wait, Watch, …)
 	// is counted apart. Further calls wait their turn. 0 = 16,384.
 	MaxOpen int
+	// Tracing makes a span of each call; nil = none, and the span that the call's
+	// context has is the parent of the flow's own.
+	Tracing trace.TracerProvider
 	// Dialer opens connections; nil = the network.
 	Dialer func(ctx context.Context, address string) (net.Conn, error)
 }
@@ -63,6 +66,7 @@ type Client struct {
 	short    *semaphore.Weighted // open calls that are answered at once
 	long     *semaphore.Weighted // open calls that wait for something to happen
 	maxOpen  int64
+	tracer   trace.Tracer // nil = none
 
 	keys    string // what request IDs of this client begin with
 	nextKey atomic.Uint64
@@ -87,6 +91,9 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	}
 	c := &Client{patience: o.Patience, cancel: cancel, maxOpen: int64(o.MaxOpen), keys: newKey()}
 	c.short, c.long = semaphore.NewWeighted(c.maxOpen), semaphore.NewWeighted(c.maxOpen)
+	if o.Tracing != nil {
+		c.tracer = o.Tracing.Tracer("github.com/perdure-dev/perdure/client")
+	}
 	for range maxStreams {
 		conn, err := grpc.NewClient(target(o), dialOptions(o)...)
 		if err != nil {
@@ -116,7 +123,7 @@ func dialOptions(o Options) []grpc.DialOption {
 	}
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(secure),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(mux.Codec{}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(mux.Codec{Alias: true}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithDisableRetry(), // calls are sent again here, where it is known which ones may be
 		grpc.WithDisableServiceConfig(),
 		grpc.WithInitialWindowSize(windowBytes),
@@ -174,6 +181,17 @@ var (
 
 // do asks for one thing and gives the answer. w is not used afterwards.
 func (c *Client) do(ctx context.Context, w *wire.Call, m manner) (*wire.Answer, error) {
+	if c.tracer == nil {
+		return c.persist(ctx, w, m)
+	}
+	ctx, end := c.span(ctx, w)
+	a, err := c.persist(ctx, w, m)
+	end(err)
+	return a, err
+}
+
+// persist tries a call until it is answered, or trying again is unsafe or in vain.
+func (c *Client) persist(ctx context.Context, w *wire.Call, m manner) (*wire.Answer, error) {
 	a, err := c.try(ctx, w, m)
 	if err == nil {
 		return a, nil
@@ -361,30 +379,6 @@ func stamp(ctx context.Context, w *wire.Call) error {
 type expired struct{ context.Context }
 
 func (expired) Err() error { return context.DeadlineExceeded }
-
-// traceParent is the W3C trace parent of ctx; nil without a span.
-func traceParent(ctx context.Context) []byte {
-	sc := trace.SpanContextFromContext(ctx)
-	if !sc.IsValid() {
-		return nil
-	}
-	b := make([]byte, 0, 55)
-	b = append(b, "00-"...)
-	t, s := sc.TraceID(), sc.SpanID()
-	b = appendHex(b, t[:])
-	b = append(b, '-')
-	b = appendHex(b, s[:])
-	b = append(b, '-')
-	return appendHex(b, []byte{byte(sc.TraceFlags())})
-}
-
-func appendHex(b, v []byte) []byte {
-	const digits = "0123456789abcdef"
-	for _, c := range v {
-		b = append(b, digits[c>>4], digits[c&15])
-	}
-	return b
-}
 
 // newKey is 96 random bits.
 func newKey() string {

@@ -78,7 +78,7 @@ func (l *link) get(ctx context.Context, patience time.Duration) (*session, error
 		select {
 		case <-done:
 		case <-ctx.Done():
-			return nil, contextError(ctx, false)
+			return nil, l.notInTime(ctx)
 		case <-giveUp:
 			return nil, l.unavailable()
 		}
@@ -101,6 +101,17 @@ func (l *link) unavailable() *Error {
 		Hint: "Is the server running there, with its gRPC address open?"}
 	if l.err != nil {
 		e.Message += ": " + plainCause(l.err)
+	}
+	return e
+}
+
+// notInTime is the error of a call whose context ended before there was a connection.
+func (l *link) notInTime(ctx context.Context) *Error {
+	e := contextError(ctx, false)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil && e.Code == ErrDeadline.Code {
+		e.Message = "no connection to " + l.conn.Target() + " before the deadline: " + plainCause(l.err)
 	}
 	return e
 }

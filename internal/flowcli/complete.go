@@ -18,7 +18,7 @@ func (a *app) completeIDs(query string) cobra.CompletionFunc {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
 		defer cancel()
-		c, err := a.connect(ctx)
+		c, err := a.connect(ctx, false)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}

@@ -61,6 +61,8 @@ type app struct {
 const (
 	defaultAddress = "127.0.0.1:8080"
 	callTimeout    = 30 * time.Second
+	longPatience   = time.Minute     // of wait, watch and the like, with a server that is away
+	firstConnect   = 2 * time.Second // for them to find it at the begin
 	keyVariable    = "PERDURE_KEY"
 )
 
@@ -164,7 +166,7 @@ func (a *app) run(long bool, fn func(ctx context.Context, c *client.Client, cmd 
 			ctx, cancel = context.WithTimeout(ctx, limit)
 			defer cancel()
 		}
-		c, err := a.connect(ctx)
+		c, err := a.connect(ctx, long)
 		if err == nil {
 			defer c.Close()
 			err = fn(ctx, c, cmd, args)
@@ -215,8 +217,16 @@ func told(err error) error {
 	return err
 }
 
-func (a *app) connect(ctx context.Context) (*client.Client, error) {
+// connect fails at once when the server is away; what is long then outlives a
+// restart of it.
+func (a *app) connect(ctx context.Context, long bool) (*client.Client, error) {
 	o := client.Options{Address: a.address, Patience: -1}
+	if long {
+		o.Patience = longPatience
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, firstConnect)
+		defer cancel()
+	}
 	var err error
 	if o.Key, err = a.key(); err != nil {
 		return nil, err

@@ -224,7 +224,7 @@ func (a *app) completeSchedules(cmd *cobra.Command, args []string, _ string) ([]
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
 	defer cancel()
-	c, err := a.connect(ctx)
+	c, err := a.connect(ctx, false)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
