@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/perdure-dev/perdure/internal/blob"
@@ -86,4 +87,100 @@ func TestEveryCallIsAnsweredOnceWhenAPartitionIsLost(t *testing.T) {
 	w.refused(OutcomeUnknown, history(&wire.HistoryRequest{FlowId: "a"}))
 	w.refused(OutcomeUnknown, reset("a", "pay", 0))
 	w.unlocked()
+}
+
+// TestAFullPartitionIsSaidAtOnce: calls that meet a full queue are refused, also
+// in the middle of what they do.
+func TestAFullPartitionIsSaidAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.order("a")
+	r := w.set.For("t/f/a")
+	var burst chan *wire.Answer
+	var others []chan *wire.Answer
+	if err := r.Do(w.ctx, func(*partition.Machine) {
+		burst = w.begin(w.ctx, publish("a", "in", "", "1", "2", "3"))
+		for r.View("t/f/a", func(*wire.Flow) {}, func(error) {}) == nil { // until the queue is full
+		}
+		for _, c := range []*wire.Call{get("a"), stop("a", "", 0), rpc("a", "add", ""), start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay"}), wait("a", "")} {
+			others = append(others, w.begin(w.ctx, c))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, ch := range others {
+		if a := w.next(ch); a.Error.GetCode() != string(Overloaded) || a.Error.RetryAfterUs == 0 {
+			t.Errorf("got %v", a)
+		}
+	}
+	if a := w.next(burst); a.Error.GetCode() != string(Overloaded) || !strings.HasPrefix(a.Error.Message, "only 1 of 3 messages were published") {
+		t.Errorf("got %v", a)
+	}
+	w.unlocked()
+}
+
+// lameStore fails what the test says.
+type lameStore struct {
+	blob.Store
+	put, get, list, del error
+}
+
+func (s *lameStore) Put(ctx context.Context, key string, data []byte, o blob.PutOptions) (blob.Token, error) {
+	if s.put != nil {
+		return "", s.put
+	}
+	return s.Store.Put(ctx, key, data, o)
+}
+
+func (s *lameStore) Get(ctx context.Context, key string) (blob.Object, error) {
+	if s.get != nil {
+		return blob.Object{}, s.get
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *lameStore) List(ctx context.Context, prefix, after string, limit int) ([]blob.Info, error) {
+	if s.list != nil {
+		return nil, s.list
+	}
+	return s.Store.List(ctx, prefix, after, limit)
+}
+
+func (s *lameStore) Delete(ctx context.Context, key string, o blob.DeleteOptions) error {
+	if s.del != nil {
+		return s.del
+	}
+	return s.Store.Delete(ctx, key, o)
+}
+
+func TestErrorsOfTheBlobStore(t *testing.T) {
+	w := newWorld(t)
+	store := &lameStore{Store: w.store}
+	w.svc.cfg.Blobs = store
+	ref := w.put("a", []byte("1"))
+	store.put = blob.ErrUnavailable
+	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", pieces([]byte("1"), 1)); code(err) != Unavailable {
+		t.Errorf("got %v", err)
+	}
+	store.get = blob.ErrCorrupt
+	if _, err := w.getBlob("a", ref.Blob); code(err) != Internal {
+		t.Errorf("got %v", err)
+	}
+	store.list = blob.ErrUnavailable
+	w.refused(Unavailable, start(&wire.StartRequest{FlowId: "a", FlowType: "order", Attributes: []*wire.Attribute{{Name: "doc", Blob: ref.Blob}}}))
+	if _, err := w.svc.Sweep(w.ctx); !errors.Is(err, blob.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+	store.list = nil
+	w.clock.advance(2 * blobSafety)
+	if _, err := w.svc.Sweep(w.ctx); !errors.Is(err, blob.ErrCorrupt) { // whose they are cannot be read
+		t.Errorf("got %v", err)
+	}
+	store.get, store.del = nil, blob.ErrAmbiguous
+	if _, err := w.svc.Sweep(w.ctx); !errors.Is(err, blob.ErrAmbiguous) {
+		t.Errorf("got %v", err)
+	}
+	store.del = nil
+	if n, err := w.svc.Sweep(w.ctx); n != 2 || err != nil {
+		t.Errorf("swept %d, %v", n, err)
+	}
 }

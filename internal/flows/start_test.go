@@ -147,3 +147,19 @@ func TestRefusalsNameFlowsAsClientsDo(t *testing.T) {
 		t.Errorf("got %q", e.Message)
 	}
 }
+
+func TestStartCommandLeavesTheRequestAsItIs(t *testing.T) {
+	w := newWorld(t)
+	req := &wire.StartRequest{FlowId: "a", FlowType: "order", Step: "approve", Spec: &wire.StepSpec{}, Attributes: []*wire.Attribute{attr("total", "1")}}
+	before := req.CloneVT()
+	id, cmd, err := w.svc.StartCommand(tenant, req)
+	if err != nil || id != "a" || !cmd.Closes || !cmd.Steps[0].WaitFor || cmd.Attributes[0].Index != wire.Attribute_INT {
+		t.Errorf("got %q, %v, %v", id, cmd, err)
+	}
+	if !req.EqualVT(before) {
+		t.Errorf("the request is changed: %v", req)
+	}
+	if _, _, err := w.svc.StartCommand(tenant, nil); err != nil { // a flow of type state with an ID of its own
+		t.Error(err)
+	}
+}

@@ -297,3 +297,31 @@ func TestReadsAreBounded(t *testing.T) {
 	w.svc.streams = newBound(0)
 	w.refused(Overloaded, &wire.Call{Verb: &wire.Call_Watch{Watch: &wire.WatchRequest{FlowId: "a"}}})
 }
+
+func TestDescribeSaysWhatStepsDo(t *testing.T) {
+	w := newWorld(t)
+	w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", Spec: &wire.StepSpec{Retry: &wire.RetryPolicy{MaxAttempts: 3, InitialUs: 3600e6}}}))
+	w.result(w.step("pay"), &wire.StepResult{Retry: &wire.Retry{Error: "no"}, Close: &wire.Close{How: wire.Close_FAIL}})
+	w.slots = func(int) int { return 0 }
+	w.rpc("add", func(*wire.RpcTask) *wire.RpcResult {
+		return &wire.RpcResult{Update: &wire.Update{Next: []*wire.StepSpec{{Name: "ship"}, {Name: "pay", Wait: &wire.Wait{Channel: "in", Count: 2}}}}}
+	})
+	w.must(rpc("a", "add", ""))
+	w.must(setAttr("a", attr("note", `"`+strings.Repeat("x", 2000)+`"`), attr("total", "1")))
+	info := w.must(describe("a")).GetFlow()
+	var got []string
+	for _, st := range info.Steps {
+		got = append(got, st.Step+" "+st.State+" "+st.WaitsFor)
+	}
+	if want := `pay backoff ,ship queued ,pay waiting 2 messages of channel "in"`; strings.Join(got, ",") != want {
+		t.Errorf("got %q", got)
+	}
+	if info.Steps[0].NextUs == 0 || info.Steps[0].Retries != 1 {
+		t.Errorf("got %v", info.Steps[0])
+	}
+	for _, a := range info.Attributes {
+		if (a.Name == "note") != (len(a.Value) == 0 && a.Size == 2002) {
+			t.Errorf("attribute %v", a)
+		}
+	}
+}
