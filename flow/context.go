@@ -46,6 +46,10 @@ func (h *handling) FlowID() string { return h.flowID }
 // RunID is the server's ID of this run of the flow.
 func (h *handling) RunID() string { return h.runID }
 
+// Now is the time; in package perduretest, that of the test. It is not the same
+// again when the handler is called again.
+func (h *handling) Now() time.Time { return h.host.Now() }
+
 // Logger logs with the flow's ID and type.
 func (h *handling) Logger() *slog.Logger {
 	return h.host.Logger().With("flow", h.flowID, "type", h.flow.name)

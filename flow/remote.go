@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
@@ -41,6 +42,9 @@ func (r *remote) credentials(ctx context.Context) context.Context {
 
 // MaxPayload implements Host.
 func (r *remote) MaxPayload() uint64 { return r.payload }
+
+// Now implements Host.
+func (r *remote) Now() time.Time { return time.Now() }
 
 // Logger implements Host.
 func (r *remote) Logger() *slog.Logger { return r.log }

@@ -28,6 +28,8 @@ type Host interface {
 	// Attribute reads one attribute as it is now: its value, or the blob that has
 	// it; nil = there is none.
 	Attribute(ctx context.Context, flowID, name string) (*wire.Attribute, error)
+	// Now is the time.
+	Now() time.Time
 	// Logger is where handlers and failures are logged.
 	Logger() *slog.Logger
 }

@@ -148,6 +148,7 @@ func (h *host) Attribute(_ context.Context, _, name string) (*wire.Attribute, er
 	h.readings++
 	return h.attrs[name], nil
 }
+func (h *host) Now() time.Time       { return time.Unix(100, 0) }
 func (h *host) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // bed runs tasks of one flow.
@@ -636,7 +637,7 @@ func TestCheckpointAndOutput(t *testing.T) {
 		}
 		fmt.Fprint(ctx.Output(), "half a \xe2\x82")
 		fmt.Fprint(ctx.Output(), "\xac, whole")
-		if ctx.Attempt() != 3 || ctx.Retries() != 1 || ctx.Key() != "r1-7" || !ctx.Started().Equal(time.UnixMicro(5)) {
+		if !ctx.Now().Equal(time.Unix(100, 0)) || ctx.Attempt() != 3 || ctx.Retries() != 1 || ctx.Key() != "r1-7" || !ctx.Started().Equal(time.UnixMicro(5)) {
 			return flow.Decision{}, errors.New("numbers")
 		}
 		return flow.Decision{}, errors.New("lost at 41")

@@ -58,7 +58,10 @@ type stepDef struct {
 	errs      []error
 }
 
-// Step makes a step a part of a flow.
+// Step makes a step a part of a flow. The compiler finds I by the step's method;
+// in the initialiser of a package variable it only does so for methods that are
+// declared above it, or in a file of a lesser name (golang/go#77905). Elsewhere
+// write Step[Order](Ship{}).
 func Step[I any](step Executor[I], opts ...StepOption) Part {
 	d := &stepDef{name: nameOf(step), input: reflect.TypeFor[I](), retry: RetryPolicy{}.wire()}
 	d.execute = func(c *Context, in []byte) (Decision, error) {
