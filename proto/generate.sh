@@ -9,7 +9,7 @@ go build -o "$bin" google.golang.org/protobuf/cmd/protoc-gen-go github.com/plane
   google.golang.org/grpc/cmd/protoc-gen-go-grpc
 PATH="$bin:$PATH" protoc -I proto \
   --go_out=. --go_opt=module=github.com/perdure-dev/perdure \
-  --go-vtproto_out=. --go-vtproto_opt=module=github.com/perdure-dev/perdure,features=marshal+unmarshal+size+clone+equal \
+  --go-vtproto_out=. --go-vtproto_opt=module=github.com/perdure-dev/perdure,features=marshal+unmarshal+unmarshal_unsafe+size+clone+equal \
   --go-grpc_out=. --go-grpc_opt=module=github.com/perdure-dev/perdure \
   perdure/journal/v1/journal.proto perdure/v1/worker.proto perdure/v1/flows.proto
 gofmt -w internal/wire

@@ -23,11 +23,24 @@ type message interface {
 	SizeVT() int
 	MarshalToSizedBufferVT([]byte) (int, error)
 	UnmarshalVT([]byte) error
+	UnmarshalVTUnsafe([]byte) error
 }
 
 // Codec is the gRPC codec of both ends: protobuf without reflection. Give it
 // with grpc.ForceCodecV2 and grpc.ForceServerCodecV2.
-type Codec struct{}
+type Codec struct {
+	// Alias lets the parts of a large message share one piece of memory, which
+	// saves a copy, and keeps all of it as long as one part is used: for a reader
+	// that takes values and lets go of them.
+	Alias bool
+}
+
+// aliasFrom is the size of messages from which sharing pays.
+const aliasFrom = 32 << 10
+
+// buffers is what messages are encoded to and read from; the sizes are those of
+// frames.
+var buffers = mem.NewTieredBufferPool(4<<10, 16<<10, 64<<10, 192<<10, 384<<10, 1<<20)
 
 var _ encoding.CodecV2 = Codec{}
 
@@ -46,25 +59,31 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 		_, err := m.MarshalToSizedBufferVT(b)
 		return mem.BufferSlice{mem.SliceBuffer(b)}, err
 	}
-	pool := mem.DefaultBufferPool()
-	b := pool.Get(n)
+	b := buffers.Get(n)
 	if _, err := m.MarshalToSizedBufferVT((*b)[:n]); err != nil {
-		pool.Put(b)
+		buffers.Put(b)
 		return nil, err
 	}
-	return mem.BufferSlice{mem.NewBuffer(b, pool)}, nil
+	return mem.BufferSlice{mem.NewBuffer(b, buffers)}, nil
 }
 
 // Unmarshal implements encoding.CodecV2. Messages own their memory.
-func (Codec) Unmarshal(data mem.BufferSlice, v any) error {
+func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(message)
 	if !ok {
 		return fmt.Errorf("mux: %T is not a message of this protocol", v)
 	}
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	if c.Alias && data.Len() >= aliasFrom {
+		return m.UnmarshalVTUnsafe(data.Materialize())
+	}
+	buf := data.MaterializeToBuffer(buffers)
 	defer buf.Free()
 	return m.UnmarshalVT(buf.ReadOnlyData())
 }
+
+// frameWeight is what a frame gathers before the next one is begun: larger ones
+// would leave the caches of the processor between the steps of their way.
+const frameWeight = 256 << 10
 
 // Sender writes frames of type F on one goroutine; what is put while a frame is
 // being sent goes together into the next one. Safe for concurrent use.
@@ -74,8 +93,9 @@ type Sender[F any] struct {
 
 	mu     sync.Mutex
 	wake   sync.Cond
-	next   *F  // guarded by mu; nil = nothing waits
-	weight int // guarded by mu; of next
+	next   []*F // guarded by mu; what waits, oldest first
+	last   int  // guarded by mu; weight of the youngest
+	weight int  // guarded by mu; of all that wait
 	closed error
 	done   chan struct{}
 }
@@ -89,24 +109,29 @@ func NewSender[F any](bound int, send func(*F) error) *Sender[F] {
 	return s
 }
 
-// Put lets fn add to the next frame. It never blocks on the network; fn runs
-// under the sender's lock. A frame takes what exceeds the bound when it was
-// empty before, so that anything can be sent.
+// Put lets fn add to the youngest frame that waits. It never blocks on the
+// network; fn runs under the sender's lock. What exceeds the bound is taken when
+// nothing else waits, so that anything can be sent.
 func (s *Sender[F]) Put(weight int, fn func(*F)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed != nil {
 		return s.closed
 	}
-	if s.next != nil && s.weight+weight > s.bound {
+	n := len(s.next)
+	if n > 0 && s.weight+weight > s.bound {
 		return ErrFull
 	}
-	if s.next == nil {
-		s.next = new(F)
-		s.wake.Signal()
+	if n == 0 || s.last+weight > frameWeight {
+		s.next = append(s.next, new(F))
+		s.last = 0
+		if n++; n == 1 {
+			s.wake.Signal()
+		}
 	}
+	s.last += weight
 	s.weight += weight
-	fn(s.next)
+	fn(s.next[n-1])
 	return nil
 }
 
@@ -133,25 +158,33 @@ func (s *Sender[F]) Done() <-chan struct{} { return s.done }
 
 func (s *Sender[F]) run() {
 	defer close(s.done)
+	var frames []*F
 	for {
 		s.mu.Lock()
-		for s.next == nil && s.closed == nil {
+		for len(s.next) == 0 && s.closed == nil {
 			s.wake.Wait()
 		}
-		f := s.next
-		s.next, s.weight = nil, 0
+		frames, s.next = s.next, frames[:0]
+		s.weight, s.last = 0, 0
 		s.mu.Unlock()
-		if f == nil {
+		if len(frames) == 0 {
 			return
 		}
-		if err := s.send(f); err != nil {
-			s.mu.Lock()
-			if s.closed == nil {
-				s.closed = fmt.Errorf("%w: %w", ErrClosed, err)
+		for i, f := range frames {
+			if err := s.send(f); err != nil {
+				s.fail(err)
+				return
 			}
-			s.next = nil
-			s.mu.Unlock()
-			return
+			frames[i] = nil
 		}
 	}
+}
+
+func (s *Sender[F]) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed == nil {
+		s.closed = fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	s.next = nil
 }
