@@ -83,6 +83,14 @@ func (c *Config) point(ctx context.Context, name string, clients int) (*Point, e
 		Scenario: name, Clients: clients, Rate: c.Rate, Warmup: c.Warmup, Duration: c.Duration,
 		Durability: c.Durability, Steps: c.Steps, Objects: c.Objects,
 	}
+	if c.Profile != "" {
+		if job.Profile, err = filepath.Abs(c.Profile); err != nil {
+			return nil, err
+		}
+		if err := os.MkdirAll(job.Profile, 0o755); err != nil {
+			return nil, err
+		}
+	}
 	if job.Objects == 0 {
 		job.Objects = sc.objects
 	}

@@ -52,7 +52,9 @@ type Config struct {
 
 	JSON bool
 	Out  string // folder of a result; empty = none
-	Dir  string // where the scratch folders are made; empty = the system's
+	// Profile is a folder for CPU profiles of all processes; empty = none.
+	Profile string
+	Dir     string // where the scratch folders are made; empty = the system's
 
 	// Binary is the perdure that is started; Version is noted with the results.
 	Binary, Version string
@@ -79,6 +81,7 @@ func (c *Config) Register(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ClientProcs, "client-procs", 0, "GOMAXPROCS of the client (0 = Go's own)")
 	fs.BoolVar(&c.JSON, "json", false, "print one JSON object a point")
 	fs.StringVar(&c.Out, "out", "", "folder for settings, points and table, such as bench/results/2026-12-01-name")
+	fs.StringVar(&c.Profile, "profile", "", "folder for CPU profiles of the window, of each process; it costs a few percent")
 	fs.StringVar(&c.Dir, "dir", "", "where the server's scratch folder is made (default: the system's temporary folder)")
 }
 

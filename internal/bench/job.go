@@ -33,6 +33,7 @@ type Job struct {
 	Durability string        `json:"durability"`
 	Steps      int           `json:"steps"`
 	Objects    int           `json:"objects"`
+	Profile    string        `json:"profile,omitempty"` // folder of CPU profiles; empty = none
 }
 
 // Report is what a worker or client process prints, one a line.
@@ -80,9 +81,16 @@ type reporter struct {
 // of the processes there is to be read under load.
 func (r *reporter) edge(ctx context.Context, kind string) {
 	r.say(Report{Kind: kind})
+	r.told(ctx)
+}
+
+// told waits for a line of the input; false = the input has ended.
+func (r *reporter) told(ctx context.Context) bool {
 	select {
 	case <-r.acks:
+		return true
 	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -160,7 +168,23 @@ func worker(ctx context.Context, job *Job, r *reporter) error {
 		return err
 	}
 	r.say(Report{Kind: kindReady})
+	go profileWindow(ctx, job, r)
 	return w.Run(ctx)
+}
+
+// profileWindow profiles the worker between the edges of the window, of which it
+// is told like the client.
+func profileWindow(ctx context.Context, job *Job, r *reporter) {
+	if !r.told(ctx) {
+		return
+	}
+	stop, err := job.startProfile("worker")
+	if err != nil {
+		r.say(Report{Kind: kindFailed, Error: err.Error()})
+		return
+	}
+	defer stop()
+	r.told(ctx)
 }
 
 // drive is the client: it prepares, loads, and reports.
@@ -188,11 +212,20 @@ func drive(ctx context.Context, job *Job, r *reporter) error {
 		return fmt.Errorf("prepare: %w", err)
 	}
 	r.say(Report{Kind: kindReady})
+	stopProfile := func() {}
 	loop := &Loop{
 		Clients: job.Clients, Rate: job.Rate, Units: sc.units(job), Warmup: job.Warmup, Duration: job.Duration, Op: op,
-		WindowBegin: func() { r.edge(ctx, kindBegin) },
-		WindowEnd:   func() { r.edge(ctx, kindEnd) },
-		Progress:    func(p Progress) { r.say(Report{Kind: kindProgress, Progress: &p}) },
+		WindowBegin: func() {
+			r.edge(ctx, kindBegin)
+			if stop, err := job.startProfile("client"); err == nil {
+				stopProfile = stop
+			}
+		},
+		WindowEnd: func() {
+			stopProfile()
+			r.edge(ctx, kindEnd)
+		},
+		Progress: func(p Progress) { r.say(Report{Kind: kindProgress, Progress: &p}) },
 	}
 	res, err := loop.Run(ctx)
 	if err != nil {

@@ -26,6 +26,7 @@ type trial struct {
 	c        *Config
 	job      Job
 	dir      string // scratch
+	admin    string // address of the server's profiles; empty = none are wanted
 	server   *child // nil with a target
 	worker   *child
 	client   *child
@@ -104,6 +105,13 @@ func (t *trial) serve(ctx context.Context) error {
 	}
 	if t.c.StoreLatency > 0 {
 		args = append(args, "--store-latency", t.c.StoreLatency.String())
+	}
+	if t.job.Profile != "" {
+		if port, err = freePort(); err != nil {
+			return err
+		}
+		t.admin = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+		args = append(args, "--admin-listen", t.admin)
 	}
 	if t.server, err = startChild("server", nil, nil, t.c.Binary, append(args, t.c.ServeFlags...)...); err != nil {
 		return err
@@ -216,6 +224,7 @@ func doneOf(c *child) <-chan struct{} {
 func (t *trial) follow(ctx context.Context) (Figures, error) {
 	sampling, stopSampling := context.WithCancel(ctx)
 	defer stopSampling()
+	profiled := make(chan error, 1)
 	for {
 		r, err := t.next(ctx, "")
 		if err != nil {
@@ -233,13 +242,18 @@ func (t *trial) follow(ctx context.Context) (Figures, error) {
 		case kindBegin:
 			t.begin = t.look(ctx)
 			go t.sampleRSS(sampling)
-			err = t.client.tell(kindBegin)
+			if t.admin != "" {
+				go func() { profiled <- t.fetchProfile(ctx) }()
+			} else {
+				profiled <- nil
+			}
+			err = errors.Join(t.worker.tell(kindBegin), t.client.tell(kindBegin))
 		case kindEnd:
 			t.end = t.look(ctx)
 			stopSampling()
-			err = t.client.tell(kindEnd)
+			err = errors.Join(t.worker.tell(kindEnd), t.client.tell(kindEnd))
 		case kindResult:
-			return t.figures(r.Result), nil
+			return t.figures(r.Result), <-profiled
 		}
 		if err != nil {
 			return Figures{}, err

@@ -48,6 +48,7 @@ func fake(how string, args []string) error {
 				return err
 			}
 			r.say(Report{Kind: kindReady})
+			profileWindow(ctx, job, r)
 			<-ctx.Done()
 			return nil
 		})
@@ -105,6 +106,13 @@ func fakeClient(ctx context.Context, how string, job *Job, r *reporter) error {
 // fakeServer commits a batch of 100 bytes for each two operations.
 func fakeServer(ctx context.Context, args []string) error {
 	listen := args[slices.Index(args, "--listen")+1]
+	if i := slices.Index(args, "--admin-listen"); i > 0 {
+		s := &http.Server{Addr: args[i+1], Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, r.URL.String())
+		})}
+		context.AfterFunc(ctx, func() { _ = s.Close() })
+		go func() { _ = s.ListenAndServe() }()
+	}
 	var ops atomic.Int64
 	mux := http.NewServeMux()
 	mux.HandleFunc("/readyz", func(http.ResponseWriter, *http.Request) {})
@@ -205,6 +213,21 @@ func TestRunHalf(t *testing.T) {
 	}
 	if a, b := points[0], points[1]; a.Rate != 0 || b.Rate < a.PerS*0.49 || b.Rate > a.PerS*0.51 || b.Clients != openClients || b.Lag == nil {
 		t.Errorf("%+v\n%+v", a, b)
+	}
+}
+
+func TestProfiles(t *testing.T) {
+	c, _, _ := quick(t, "yes")
+	c.Profile = filepath.Join(t.TempDir(), "profiles")
+	if err := Run(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	got, _ := filepath.Glob(filepath.Join(c.Profile, "flow-start-sync-2.*.pprof"))
+	if len(got) != 2 { // the fake client writes none
+		t.Errorf("profiles %v", got)
+	}
+	if b, _ := os.ReadFile(filepath.Join(c.Profile, "flow-start-sync-2.server.pprof")); string(b) != "/debug/pprof/profile?seconds=1" {
+		t.Errorf("the server was asked for %q", b)
 	}
 }
 
