@@ -377,7 +377,7 @@ func (w *Worker) takeHeartbeat(h *wire.Heartbeat, now int64) {
 	if len(h.Checkpoint) == 0 || bytes.Equal(h.Checkpoint, a.checkpoint) {
 		return
 	}
-	a.checkpoint = h.Checkpoint
+	a.checkpoint = bytes.Clone(h.Checkpoint) // not the whole frame
 	if a.checkpointAtUs == 0 {
 		a.checkpointAtUs = max(now, a.checkpointedUs+checkpointRest.Microseconds())
 		if a.checkpointAtUs == now {
