@@ -15,7 +15,7 @@ const (
 	EventCancelled  = "flow.cancelled"
 	EventTerminated = "flow.terminated"
 	EventTimedOut   = "flow.timed_out"
-	EventReset      = "flow.reset" // opens a run that goes back; its attributes are all there are
+	EventReset      = "flow.reset" // opens a run that goes back: its scope is the run ID, its attributes are all there are
 )
 
 // DefaultGraceUs is how long a cancelled run's handlers may take.
@@ -233,7 +233,8 @@ func (t *tx) goBack(c *wire.Reset) {
 	f.CreatedUs, f.RunId, f.AttributesLsn = t.e.TimeUs, t.mintID("run_"), t.e.Lsn
 	f.Requests = requests // a request that was answered stays so
 	set := t.setAttributes(c.Attributes)
-	ev := &wire.Event{Type: EventReset, Exec: c.Exec, Data: []byte(c.Reason), Attributes: set}
+	f.AttributesLsn = t.e.Lsn
+	ev := &wire.Event{Type: EventReset, Scope: f.RunId, Exec: c.Exec, Data: []byte(c.Reason), Attributes: set}
 	t.event(ev)
 	f.RunStart = &wire.Cursor{Lsn: ev.Lsn, N: ev.N}
 	if timeout > t.e.TimeUs {

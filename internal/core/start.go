@@ -6,7 +6,8 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// EventStarted opens the log of a run; its items are the history it began with,
+// EventStarted opens the log of a run. Of one that closes, its scope is the run
+// ID; its items are the history it began with,
 // its attributes what it began with.
 const EventStarted = "flow.started"
 
@@ -150,10 +151,11 @@ func (t *tx) startRun(c *wire.StartFlow) {
 		f.Parents = []*wire.Link{c.Parent}
 	}
 	t.reply.RunID, t.reply.Created, t.reply.Status = f.RunId, true, wire.Status_RUNNING
+	f.AttributesLsn = e.Lsn // a locked call on a run without attributes has something to compare
 	set := t.setAttributes(c.Attributes)
 	ev := &wire.Event{Type: EventStarted, Items: c.Items}
 	if f.Closes {
-		ev.Attributes, ev.Data = set, []byte(f.RunId)
+		ev.Attributes, ev.Scope = set, f.RunId
 	}
 	t.event(ev)
 	if f.Closes {

@@ -126,7 +126,7 @@ func (s *Service) findRun(ctx context.Context, flowID, run string) (from, to cor
 		case from != (core.Cursor{}):
 			to = core.CursorOf(ev)
 			return errEnough
-		case string(ev.Data) == run:
+		case ev.Scope == run:
 			from = core.CursorOf(ev)
 		}
 		return nil

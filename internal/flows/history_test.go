@@ -89,7 +89,7 @@ func TestHistoryOfOneRun(t *testing.T) {
 			if newest {
 				evs[0], evs[3] = evs[3], evs[0]
 			}
-			if string(evs[0].Data) != run || string(evs[3].Items[0]) != fmt.Sprint(i) {
+			if evs[0].Scope != run || string(evs[3].Items[0]) != fmt.Sprint(i) {
 				t.Errorf("run %d: %v", i, evs)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -505,5 +506,42 @@ func TestMemoryOfFlowsAtRestIsBoundedInBytes(t *testing.T) {
 	f, err := w.db.Flow("f0")
 	if err != nil || f.EventCount != 3 {
 		t.Fatalf("a flow that left memory: %v %v", f, err)
+	}
+}
+
+// TestStopBesideAFullQueue: a caller that waits for room, and the partition's own
+// goroutine proposing, keep neither each other nor Stop.
+func TestStopBesideAFullQueue(t *testing.T) {
+	w := newWorld(t)
+	r := Start(w.m, func(error) {})
+	held, release := make(chan struct{}), make(chan struct{})
+	ctx := context.Background()
+	go func() {
+		_ = r.put(ctx, request{do: func(*Machine) {
+			close(held)
+			<-release
+			if err := r.Submit(Proposal{Entry: &wire.Entry{FlowId: "x"}}); !errors.Is(err, ErrStopped) && !errors.Is(err, ErrOverloaded) {
+				t.Errorf("submit beside Stop gives %v", err)
+			}
+		}})
+	}()
+	<-held
+	for range QueueBound {
+		if err := r.try(request{do: func(*Machine) {}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- r.put(ctx, request{do: func(*Machine) {}}) }()
+	for r.senders.Load() == 0 {
+		runtime.Gosched()
+	}
+	stopped := make(chan struct{})
+	go func() { r.Stop(); close(stopped) }()
+	<-r.stop
+	close(release)
+	<-stopped
+	if err := <-waited; err != nil && !errors.Is(err, ErrStopped) {
+		t.Errorf("the caller that waited got %v", err)
 	}
 }

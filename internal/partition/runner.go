@@ -2,7 +2,7 @@ package partition
 
 import (
 	"context"
-	"sync"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -34,8 +34,8 @@ type Runner struct {
 
 	onLog atomic.Int32 // functions that have the journal or wait for it
 
-	mu      sync.RWMutex
-	stopped bool // guarded by mu
+	stopped atomic.Bool
+	senders atomic.Int32 // calls that may be putting into in
 
 	onLost  func(error)
 	clock   env.Clock
@@ -156,9 +156,9 @@ func (r *Runner) OnLog(ctx context.Context, fn func(*journal.Log)) error {
 }
 
 func (r *Runner) try(q request) error {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.stopped {
+	r.senders.Add(1)
+	defer r.senders.Add(-1)
+	if r.stopped.Load() {
 		return ErrStopped
 	}
 	select {
@@ -170,9 +170,9 @@ func (r *Runner) try(q request) error {
 }
 
 func (r *Runner) put(ctx context.Context, q request) error {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.stopped {
+	r.senders.Add(1)
+	defer r.senders.Add(-1)
+	if r.stopped.Load() {
 		return ErrStopped
 	}
 	select {
@@ -183,6 +183,8 @@ func (r *Runner) put(ctx context.Context, q request) error {
 	select {
 	case r.in <- q:
 		return nil
+	case <-r.stop:
+		return ErrStopped
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -198,11 +200,7 @@ func (r *Runner) Waiting() int { return len(r.in) }
 // Stop commits what was proposed before, refuses what comes after, and ends
 // the runner. The tables and the journal stay open.
 func (r *Runner) Stop() {
-	r.mu.Lock()
-	was := r.stopped
-	r.stopped = true
-	r.mu.Unlock()
-	if !was {
+	if !r.stopped.Swap(true) {
 		close(r.stop)
 	}
 	<-r.done
@@ -327,17 +325,23 @@ func (r *Runner) arm(sweepUs int64) {
 	})
 }
 
-// finish applies what is in the queue (no one adds to it any more) and commits.
+// finish applies what is in the queue, with what is being put there still, and
+// commits.
 func (r *Runner) finish() {
 	if r.armed != nil {
 		r.armed.Stop()
 	}
 	for {
+		last := r.senders.Load() == 0 // looked at before the queue: nothing comes after
 		select {
 		case q := <-r.in:
 			r.run(q)
 			continue
 		default:
+		}
+		if !last {
+			runtime.Gosched() // they are between two instructions, or see that the runner stops
+			continue
 		}
 		r.seal()
 		if r.m.InFlight() == 0 || r.m.Err() != nil {

@@ -17,6 +17,7 @@ import (
 // what both hold.
 const (
 	upkeepEvery  = 10 * time.Second // at most between two looks
+	sweepEvery   = time.Hour        // blobs that no flow names any more
 	releaseEvery = 5 * time.Second
 )
 
@@ -30,11 +31,26 @@ func (s *Server) startUpkeep(ctx context.Context) {
 			s.maintain(ctx, p)
 		}()
 	}
-	s.upkeep.Add(1)
-	go func() {
-		defer s.upkeep.Done()
-		s.releaseMemory(ctx)
-	}()
+	for _, work := range []func(context.Context){s.releaseMemory, s.sweepBlobs} {
+		s.upkeep.Add(1)
+		go func() {
+			defer s.upkeep.Done()
+			work(ctx)
+		}()
+	}
+}
+
+// sweepBlobs deletes large values that nothing names any more.
+func (s *Server) sweepBlobs(ctx context.Context) {
+	for s.wait(ctx, sweepEvery) {
+		n, err := s.flows.Sweep(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			s.log.Error("large values could not be swept; the next try is in an hour", "error", err)
+		case n > 0:
+			s.log.Info("swept large values that no flow names", "deleted", n)
+		}
+	}
 }
 
 // wait sleeps for d and reports whether ctx is still on.
