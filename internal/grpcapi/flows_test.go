@@ -325,4 +325,3 @@ func TestBlobs(t *testing.T) {
 	}
 	wantStatus(t, "none", err, codes.Unimplemented, "not_served")
 }
-
