@@ -31,7 +31,7 @@ type decided struct {
 func (s *schedule) decide(nowUs int64, orders []order) (decided, error) {
 	var d decided
 	for i := range orders {
-		if err := s.obey(nowUs, &orders[i]); err != nil {
+		if err := s.obey(&orders[i]); err != nil {
 			return d, err
 		}
 	}
@@ -50,21 +50,22 @@ func (s *schedule) decide(nowUs int64, orders []order) (decided, error) {
 	return d, nil
 }
 
-// obey takes one order.
-func (s *schedule) obey(nowUs int64, o *order) error {
+// obey takes one order, as of when it was given: instants that passed while it
+// waited are not lost.
+func (s *schedule) obey(o *order) error {
 	switch o.Op {
 	case opPut:
 		if err := s.take(o.Spec, o.Start); err != nil {
 			return err
 		}
 		s.specChanged = true
-		s.rewind(nowUs)
+		s.rewind(o.At)
 	case opPause, opResume:
 		paused := o.Op == opPause
 		was := s.spec.Paused
 		s.spec.Paused, s.spec.Note, s.specChanged = paused, o.Note, true
 		if paused != was {
-			s.rewind(nowUs)
+			s.rewind(o.At)
 		}
 	case opTrigger, opBackfill:
 		for _, at := range o.Instants {

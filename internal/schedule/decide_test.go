@@ -35,6 +35,9 @@ func newSchedule(t *testing.T, change func(*wire.Schedule)) *schedule {
 // started (! = watched), stopped or waited for.
 func turn(t *testing.T, s *schedule, sec int64, orders ...order) string {
 	t.Helper()
+	for i := range orders {
+		orders[i].At = at(sec)
+	}
 	d, err := s.decide(at(sec), orders)
 	if err != nil {
 		t.Fatal(err)
@@ -284,6 +287,9 @@ func FuzzDecide(f *testing.F) {
 			case 5:
 				orders = append(orders, order{Op: opClosed, Flow: s.book.Running})
 				delete(running, s.book.Running)
+			}
+			for i := range orders {
+				orders[i].At = at(sec)
 			}
 			d, err := s.decide(at(sec), orders)
 			if err != nil {

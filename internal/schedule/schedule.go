@@ -87,6 +87,7 @@ func split(flowID string) (tenant, id string) {
 // order is a message of the channel "control".
 type order struct {
 	Op       string  `json:"op"`
+	At       int64   `json:"at"`                 // when it was given, microseconds
 	Spec     []byte  `json:"spec,omitempty"`     // put
 	Start    []byte  `json:"start,omitempty"`    // put
 	Note     string  `json:"note,omitempty"`     // pause, resume

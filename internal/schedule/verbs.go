@@ -157,7 +157,11 @@ func checkSpec(spec *wire.Schedule) error {
 	return nil
 }
 
-func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
+// micros is for messages: it does not overflow.
+func micros(us int64) time.Duration {
+	const most = 1 << 53
+	return time.Duration(min(max(us, -most), most)) * time.Microsecond
+}
 
 // create makes the flow of a schedule that is not there yet.
 func (s *Schedules) create(ctx context.Context, tenant string, sched *schedule) error {
@@ -188,6 +192,7 @@ func (s *Schedules) replace(ctx context.Context, tenant string, sched *schedule)
 
 // order publishes an order and waits until it is durable.
 func (s *Schedules) order(ctx context.Context, tenant, id string, o order) error {
+	o.At = s.cfg.Clock.Now().UnixMicro()
 	payload, err := json.Marshal(o)
 	if err != nil {
 		return err
@@ -242,9 +247,8 @@ func (s *Schedules) read(ctx context.Context, tenant, id string) (*schedule, err
 	if err != nil {
 		return nil, err
 	}
-	now := s.cfg.Clock.Now().UnixMicro()
 	for i := range orders {
-		if err := sched.obey(now, &orders[i]); err != nil {
+		if err := sched.obey(&orders[i]); err != nil {
 			return nil, err
 		}
 	}
