@@ -12,6 +12,9 @@ import (
 // maxHistory bounds the events that History gives.
 const maxHistory = 100_000
 
+// maxFound bounds the flows that Search gives.
+const maxFound = 1000
+
 // RefusedError is what the engine says to something that cannot be.
 type RefusedError struct {
 	Code    string // stable: not_found, already_exists, flow_closed, …
@@ -214,7 +217,7 @@ func (e *Env) Search(query string) []string {
 	e.helper()
 	e.Settle()
 	var ids []string
-	for _, f := range e.must("search "+query, &wire.Call{Verb: &wire.Call_Search{Search: &wire.SearchRequest{Query: query}}}).GetSearch().GetFlows() {
+	for _, f := range e.must("search "+query, &wire.Call{Verb: &wire.Call_Search{Search: &wire.SearchRequest{Query: query, Limit: maxFound}}}).GetSearch().GetFlows() {
 		ids = append(ids, f.FlowId)
 	}
 	return ids
@@ -276,24 +279,25 @@ func Call[In, Out any](e *Env, id string, r flow.RPC[In, Out], in In) (Out, erro
 func Get[T any](e *Env, id string, a flow.Attribute[T]) T {
 	e.helper()
 	e.Settle()
-	var zero T
+	var v T
 	ans := e.must(fmt.Sprintf("attribute %q of flow %q", a.Name(), id), &wire.Call{Verb: &wire.Call_GetAttributes{
 		GetAttributes: &wire.GetAttributesRequest{FlowId: id, Names: []string{a.Name()}}}})
-	for _, at := range ans.GetAttributes().GetAttributes() {
-		b := at.Value
-		if at.Blob != "" {
-			var err error
-			if b, err = e.w.GetBlob(e.ctx, id, at.Blob); err != nil {
-				e.fatal("attribute %q of flow %q: %v", a.Name(), id, err)
-			}
-		}
-		v, err := flow.Decode[T](b)
-		if err != nil {
-			e.fatal("attribute %q of flow %q: %v", a.Name(), id, err)
-		}
+	all := ans.GetAttributes().GetAttributes()
+	if len(all) == 0 {
 		return v
 	}
-	return zero
+	b := all[0].Value
+	var err error
+	if all[0].Blob != "" {
+		b, err = e.w.GetBlob(e.ctx, id, all[0].Blob)
+	}
+	if err == nil {
+		v, err = flow.Decode[T](b)
+	}
+	if err != nil {
+		e.fatal("attribute %q of flow %q: %v", a.Name(), id, err)
+	}
+	return v
 }
 
 // Set writes an attribute of a flow, as a client would.

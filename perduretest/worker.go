@@ -214,8 +214,8 @@ func (w *worker) Attribute(ctx context.Context, flowID, name string) (*wire.Attr
 	if a.Error != nil {
 		return nil, errors.New(a.Error.Message)
 	}
-	for _, at := range a.GetAttributes().GetAttributes() {
-		return at, nil
+	if all := a.GetAttributes().GetAttributes(); len(all) > 0 {
+		return all[0], nil
 	}
 	return nil, nil
 }
