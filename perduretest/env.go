@@ -261,18 +261,24 @@ func (e *Env) settle(patience time.Duration) (idle bool) {
 		if idle {
 			idle = e.rest(patience)
 		}
-		inFlight := 0
-		if err := e.set[0].Do(e.ctx, func(m *partition.Machine) { inFlight = m.InFlight() }); err != nil {
+		atRest := false
+		if err := e.set[0].Do(e.ctx, func(m *partition.Machine) { atRest = e.atRest(m) }); err != nil {
 			e.fatal("the engine has stopped: %v", err)
 		}
 		if err := e.lost.Load(); err != nil {
 			e.fatal("the engine has failed: %v", *err)
 		}
-		if quiet++; inFlight > 0 || e.moves.Load() != before {
+		if quiet++; !atRest || e.moves.Load() != before {
 			quiet = 0
 		}
 	}
 	return idle
+}
+
+// atRest says that all that was proposed is committed, and no timer is due.
+func (e *Env) atRest(m *partition.Machine) bool {
+	at, ok := m.NextTimer()
+	return m.CommittedLSN() == m.Stats().Entries && !(ok && at <= e.clock.Now().UnixMicro())
 }
 
 // Settle lets everything happen that happens without the clock being moved: it
