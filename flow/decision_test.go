@@ -227,4 +227,3 @@ func TestWaits(t *testing.T) {
 		b.failed(wait(w), want)
 	}
 }
-
