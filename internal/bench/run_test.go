@@ -276,19 +276,24 @@ func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
 
 func TestTarget(t *testing.T) {
 	c, out, _ := quick(t, "yes")
-	server, err := startChild("server", nil, nil, c.Binary, "serve", "--listen", "127.0.0.1:18199")
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := fmt.Sprintf("127.0.0.1:%d", port)
+	server, err := startChild("server", nil, nil, c.Binary, "serve", "--listen", at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.stop()
-	for !ready(t.Context(), "127.0.0.1:18199") {
+	for !ready(t.Context(), at) {
 		select {
 		case <-server.done:
 			t.Fatal(server.ended(nil))
 		default:
 		}
 	}
-	c.Target = "http://127.0.0.1:18199"
+	c.Target = "http://" + at
 	if err := Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
