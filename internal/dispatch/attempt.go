@@ -73,10 +73,10 @@ func (t *tenant) find(id string, exec uint64) *attempt {
 	return nil
 }
 
-// put makes a the attempt of its step; a former one is forgotten.
+// put makes a the attempt of its step; a former one is taken back.
 func (t *tenant) put(a *attempt) {
 	if old := t.find(a.id, a.exec); old != nil {
-		t.forget(old)
+		t.recall(old, "the step was handed out again")
 	}
 	a.sibling = t.runs[a.id]
 	t.runs[a.id] = a

@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -158,10 +159,16 @@ type Dispatcher struct {
 	lastCall atomic.Uint64
 	late     atomic.Uint64 // answers to nothing that their worker had
 	proposer atomic.Pointer[Proposer]
-	tenants  atomic.Pointer[map[string]*tenant]
+	tenants  atomic.Pointer[tenants]
 	sched    scheduler
 
 	mu sync.Mutex // guards the replacing of tenants
+}
+
+// tenants is never changed, only replaced.
+type tenants struct {
+	byName map[string]*tenant
+	all    []*tenant // in the order they came
 }
 
 // New makes a dispatcher. It may be given to partitions at once; what they
@@ -170,14 +177,14 @@ func New(cfg Config) *Dispatcher {
 	cfg.setDefaults()
 	d := &Dispatcher{cfg: cfg, epoch: cfg.Clock.Now()}
 	d.ctx, d.cancel = context.WithCancelCause(context.Background())
-	d.tenants.Store(&map[string]*tenant{})
+	d.tenants.Store(&tenants{})
 	return d
 }
 
 // Bind says where commands go.
 func (d *Dispatcher) Bind(p Proposer) {
 	d.proposer.Store(&p)
-	for _, t := range *d.tenants.Load() {
+	for _, t := range d.tenants.Load().all {
 		d.wake(t)
 	}
 }
@@ -196,7 +203,7 @@ func split(flowID string) (tenant, id string, ok bool) {
 }
 
 // tenantOf gives the tenant's part, nil when there is none yet.
-func (d *Dispatcher) tenantOf(name string) *tenant { return (*d.tenants.Load())[name] }
+func (d *Dispatcher) tenantOf(name string) *tenant { return d.tenants.Load().byName[name] }
 
 // makeTenant gives the tenant's part. Tenants come with keys and with flows, so
 // their number is bounded by the settings.
@@ -206,15 +213,15 @@ func (d *Dispatcher) makeTenant(name string) *tenant {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	old := *d.tenants.Load()
-	if t := old[name]; t != nil {
+	old := d.tenants.Load()
+	if t := old.byName[name]; t != nil {
 		return t
 	}
 	t := &tenant{d: d, name: name, lanes: map[string]*lane{}, runs: map[string]*attempt{},
 		queued: map[string]*entry{}, calls: map[uint64]*call{}, known: map[string]*wire.FlowType{}}
-	all := maps.Clone(old)
-	all[name] = t
-	d.tenants.Store(&all)
+	next := &tenants{byName: map[string]*tenant{name: t}, all: append(slices.Clone(old.all), t)}
+	maps.Copy(next.byName, old.byName)
+	d.tenants.Store(next)
 	return t
 }
 
@@ -224,7 +231,7 @@ func (d *Dispatcher) Drain() {
 	if d.draining.Swap(true) {
 		return
 	}
-	for _, t := range *d.tenants.Load() {
+	for _, t := range d.tenants.Load().all {
 		t.mu.Lock()
 		for _, w := range t.workers {
 			w.put(16, func(f *wire.ServerFrame) { f.Drain = true })
@@ -246,7 +253,7 @@ func (d *Dispatcher) end(err error) {
 		return
 	}
 	d.cancel(err)
-	for _, t := range *d.tenants.Load() {
+	for _, t := range d.tenants.Load().all {
 		t.mu.Lock()
 		if t.timer != nil {
 			t.timer.Stop()
@@ -262,7 +269,7 @@ func (d *Dispatcher) end(err error) {
 // Running counts the attempts that workers have.
 func (d *Dispatcher) Running() int {
 	n := 0
-	for _, t := range *d.tenants.Load() {
+	for _, t := range d.tenants.Load().all {
 		t.mu.Lock()
 		for _, w := range t.workers {
 			n += w.tasks.n

@@ -194,7 +194,7 @@ func (d *Dispatcher) Queue(q core.Effect) {
 		// A former attempt of it: the step keeps its key.
 		e.key, a.key = a.key, nil
 		e.holds = e.key != nil
-		t.forget(a)
+		t.recall(a, "the step is queued again")
 	}
 	t.remember(e)
 	l.enqueue(e, false)

@@ -54,7 +54,7 @@ type Stats struct {
 // Stats gives the counters.
 func (d *Dispatcher) Stats() Stats {
 	out := Stats{Late: d.late.Load()}
-	for _, t := range *d.tenants.Load() {
+	for _, t := range d.tenants.Load().all {
 		t.mu.Lock()
 		for _, l := range t.lanes {
 			for step, s := range l.stats {

@@ -166,8 +166,12 @@ func (d *Dispatcher) Connect(tenantName, address string, h *wire.Hello, out Outl
 	w.put(128, func(f *wire.ServerFrame) {
 		f.Welcome = &wire.Welcome{Protocol: Protocol, Server: d.cfg.Server, MaxPayload: d.cfg.MaxPayload, HeartbeatUs: d.cfg.Heartbeat.Microseconds()}
 	})
-	if d.draining.Load() { // began meanwhile, and may have missed this one
+	// What began meanwhile may have missed this one.
+	if d.draining.Load() {
 		w.put(16, func(f *wire.ServerFrame) { f.Drain = true })
+	}
+	if d.stopped.Load() {
+		out.Close(ErrDraining)
 	}
 	d.watch(w, silentBeats*d.cfg.Heartbeat)
 	return w, nil
@@ -344,7 +348,7 @@ func (w *Worker) takeResult(r *wire.TaskResult, now int64) {
 	w.answers++
 	res := r.GetResult()
 	a := w.t.find(r.GetFlowId(), res.GetExec())
-	if a == nil || a.w != w || a.phase != running || !sameAttempt(a, res.Attempt) {
+	if a == nil || a.w != w || a.phase != running || !sameAttempt(a, res.GetAttempt()) {
 		w.t.d.late.Add(1)
 		return
 	}

@@ -365,7 +365,7 @@ func resultOf(t *wire.Task, r *wire.StepResult) *wire.TaskResult {
 // idle checks that nothing is left over: no slot, no hold, no record.
 func (w *world) idle() {
 	w.t.Helper()
-	for _, t := range *w.d.tenants.Load() {
+	for _, t := range w.d.tenants.Load().all {
 		if len(t.runs) > 0 || len(t.queued) > 0 || t.marked != 0 || len(t.calls) > 0 || len(t.dues) > 0 || len(t.hungry) > 0 || t.startable.Load() != 0 {
 			w.t.Errorf("tenant %s: %d runs, %d queued, %d marked, %d calls, %d dues, %d hungry, %d startable", t.name, len(t.runs), len(t.queued), t.marked, len(t.calls), len(t.dues), len(t.hungry), t.startable.Load())
 		}

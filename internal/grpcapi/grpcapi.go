@@ -102,7 +102,7 @@ func NewServer(cfg Config) *Server {
 		grpc.MaxConcurrentStreams(maxConnStreams),
 		grpc.InitialConnWindowSize(connWindow), grpc.InitialWindowSize(streamWindow),
 		grpc.ReadBufferSize(128 << 10), grpc.WriteBufferSize(128 << 10),
-		grpc.ConnectionTimeout(helloTimeout),
+		grpc.ConnectionTimeout(helloTimeout), grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
