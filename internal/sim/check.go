@@ -43,6 +43,10 @@ func (p *part) checkOutstanding() {
 			w.violate("outstanding", f.Id, "HasOutstanding says %v, Outstanding has %d", core.HasOutstanding(f), len(out))
 		}
 		for _, ef := range out {
+			if isFlow(f.Id) && ef.Kind != core.SetTimer {
+				p.checkOutstandingFlow(ef)
+				continue
+			}
 			if ef.Kind == core.SetTimer {
 				if first == 0 || ef.AtUs < first {
 					first = ef.AtUs
@@ -100,6 +104,7 @@ func (silence) Commit(*partition.Work)                      {}
 func (silence) Cancel(string, uint64, core.Attempt, string) {}
 func (silence) Abort()                                      {}
 func (silence) Publish(flowID string, events []*wire.Event) {}
+func (silence) Send(string, *wire.Outgoing)                 {}
 
 // checkReplay replays the whole journal, or what follows the newest snapshot,
 // into fresh tables: they are like those that live.
@@ -197,12 +202,19 @@ func (w *world) atRest() bool {
 			return false
 		}
 	}
+	if w.asks > 0 {
+		return false
+	}
 	for _, p := range w.node.parts {
 		if len(p.queue) > 0 || !p.quiet() {
 			return false
 		}
 		for _, f := range p.hist.fold.flows {
-			if core.IsBusy(f) || len(f.Channels) > 0 {
+			if isFlow(f.Id) {
+				if !flowAtRest(f) {
+					return false
+				}
+			} else if core.IsBusy(f) || len(f.Channels) > 0 {
 				return false
 			}
 		}
@@ -230,7 +242,9 @@ func (w *world) verdict() {
 		p.checkQuiet()
 		p.checkReplay()
 		err := p.tables.Flows("", "", 0, false, func(f *wire.Flow) error {
-			flows[f.Id] = f
+			if !isFlow(f.Id) {
+				flows[f.Id] = f
+			}
 			return nil
 		})
 		if err != nil {
@@ -244,4 +258,7 @@ func (w *world) verdict() {
 	}
 	w.oracle.Settled(flows)
 	w.judge()
+	if w.p.flows() && w.broken == nil {
+		w.judgeFlows()
+	}
 }

@@ -108,12 +108,14 @@ func (w *world) stop() {
 		return
 	}
 	n.draining = true
+	n.flows.dispatch.Drain()
 	w.fault("stop")
 	w.tell("", "the server drains")
 	w.inLife(w.rng.between(0, drainUs), func() {
 		for _, p := range n.parts {
 			p.pool.Abort()
 		}
+		n.flows.dispatch.Stop()
 		w.settle(n, func() { w.bury("ends in order", n.disk) })
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -55,6 +56,7 @@ func (h *history) learn(f journal.Frame) {
 			return
 		}
 		h.checkStamp()
+		h.w.learnFlow(h.fold.newest.FlowId, h.fold.told)
 	}
 	h.w.tally.commits++
 	h.w.tally.entries += uint64(f.Count)
@@ -122,6 +124,9 @@ type fold struct {
 	shown  map[string][]shown       // every event ever, deleted ones too
 	turns  map[string]*cost         // by scope, while the turn lasts
 	broken string
+	told   []*wire.Event     // by the newest entry
+	undone map[string][]sent // messages sent to other flows, by sender
+	kinds  map[string]int    // changing commands, by kind
 }
 
 // shown is an event that readers may see.
@@ -139,7 +144,8 @@ type cost struct {
 }
 
 func newFold() *fold {
-	return &fold{flows: map[string]*wire.Flow{}, rows: map[string][]*wire.Event{}, shown: map[string][]shown{}, turns: map[string]*cost{}}
+	return &fold{flows: map[string]*wire.Flow{}, rows: map[string][]*wire.Event{}, shown: map[string][]shown{}, turns: map[string]*cost{},
+		undone: map[string][]sent{}, kinds: map[string]int{}}
 }
 
 func (f *fold) apply(raw []byte) error {
@@ -152,7 +158,9 @@ func (f *fold) apply(raw []byte) error {
 		return fmt.Errorf("was accepted once and is refused now: %w", err)
 	}
 	f.lsn++
-	f.newest = e
+	f.newest, f.told = e, out.Events
+	f.kinds[strings.TrimPrefix(fmt.Sprintf("%T", e.Command), "*wire.Entry_")]++
+	f.countSends(e, out.Effects)
 	for _, ev := range out.Events {
 		f.shown[e.FlowId] = append(f.shown[e.FlowId], shown{core.CursorOf(ev), ev.Type, sumOf(ev)})
 		if ev.Type == core.EventDeleted {
@@ -228,9 +236,12 @@ func (h *history) upTo(lsn uint64) *fold {
 func (f *fold) differs(d *state.DB) string {
 	var diff string
 	n := 0
-	err := d.Flows("", "", 0, false, func(have *wire.Flow) error {
+	err := d.Flows("", "", 0, false, func(have *wire.Flow) (err error) {
 		n++
 		want := f.flows[have.Id]
+		if have, err = d.Flow(have.Id); err != nil { // with the values that have rows of their own
+			return err
+		}
 		if diff == "" && (want == nil || !have.EqualVT(want)) {
 			diff = fmt.Sprintf("flow %q is %v, want %v", have.Id, have, want)
 		}

@@ -25,6 +25,7 @@ type node struct {
 	shared   *state.Shared
 	hub      *stream.Hub
 	parts    []*part
+	flows    *flowNode
 	draining bool
 	lost     bool // a partition lost its journal: the process ends
 }
@@ -56,6 +57,7 @@ func (w *world) boot() {
 	for _, p := range n.parts {
 		p.kick()
 	}
+	n.flows.dispatch.Bind(n.flows)
 	w.haunt()
 }
 
@@ -72,6 +74,7 @@ func (n *node) open(ctx context.Context) error {
 	}
 	n.store = n.w.faulty(n.store)
 	n.shared = state.NewShared(1<<20, 64)
+	n.flows = newFlowNode(n)
 	for i := range n.w.p.partitions {
 		p := &part{n: n, id: i, hist: n.w.hist[i]}
 		n.parts = append(n.parts, p)
@@ -180,7 +183,8 @@ func (p *part) open(ctx context.Context) (err error) {
 		return w.broken
 	}
 	p.pool = &pool{p: p, runs: map[attemptKey]*run{}}
-	m, rec, err := partition.Open(p.config(p.pool))
+	p.flows = newRouter(p)
+	m, rec, err := partition.Open(p.config(p.flows))
 	if err != nil {
 		return err
 	}
@@ -202,7 +206,7 @@ func (p *part) config(x executor) partition.Config {
 	w := p.n.w
 	return partition.Config{
 		ID: p.id, Epoch: p.epoch, Nonce: w.rng.Uint64(), Env: env.Env{Clock: clock{w}, Rand: w.rng.fork(), FS: p.n.disk},
-		Tables: p.tables, Log: p.log, Executor: x, Observer: x,
+		Tables: p.tables, Log: p.log, Executor: x, Observer: x, Outbox: x,
 		MaxBatchBytes: w.p.batchBytes, MaxBatchEntries: w.p.batchEntries, MaxHotFlows: w.p.hotFlows,
 		MaxHotBytes: w.p.hotBytes, MaxTailBytes: w.p.tailBytes, IdleUs: w.p.idleUs,
 	}
@@ -211,6 +215,7 @@ func (p *part) config(x executor) partition.Config {
 type executor interface {
 	partition.Executor
 	partition.Observer
+	partition.Outbox
 }
 
 // restoreIfMissing brings the newest snapshot back when the tables are gone.
@@ -267,6 +272,11 @@ func (w *world) die(left *disk) {
 		}
 	}
 	n.discard()
+	for _, f := range w.workers {
+		if f.stream != nil {
+			f.lost(f.stream) // what was on its way to it still arrives
+		}
+	}
 	w.disk = left
 	w.after(w.rng.between(5_000, 800_000), w.boot)
 }

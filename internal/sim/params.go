@@ -50,10 +50,24 @@ type params struct {
 	modelHangs       int
 	toolRetryable    int
 	resultTwice      int
+
+	// Flows of users.
+	flowClients, flowOps int
+	workers, workerSlots int
+	mailboxes            int   // and as many counters
+	workerEveryUs        int64 // mean time between the ends of workers and streams
+	workerHangs          int   // of attempts
+	handlerFails         int
+	sendTwice            int
 }
 
+// flows reports whether there are any.
+func (p *params) flows() bool { return p.workers > 0 }
+
 // Scenarios names what Options.Scenario can be.
-func Scenarios() []string { return []string{"default", "crash", "cancel", "slowdisk", "snapshot"} }
+func Scenarios() []string {
+	return []string{"default", "crash", "cancel", "slowdisk", "snapshot", "flows", "flowcrash", "flowslots"}
+}
 
 func draw(scenario string, s *source) (params, error) {
 	if !slices.Contains(Scenarios(), scenario) {
@@ -101,5 +115,26 @@ func (p *params) shape(s *source) {
 		p.snapshots, p.upkeepEveryUs, p.segmentBytes = true, 300_000, 8<<10
 		p.crashEveryUs, p.powerLoss, p.loseTables = pick(s, int64(1_000_000), 3_000_000), 80, 50
 		p.storeFaults = pick(s, 0, 4)
+	case "flows", "flowcrash", "flowslots":
+		p.shapeFlows(s)
+	}
+}
+
+// shapeFlows puts flows of users in the place of most sessions.
+func (p *params) shapeFlows(s *source) {
+	p.sessions, p.clients, p.opsPerClient = 1, 1, 5
+	p.lengthUs = s.between(4_000_000, 10_000_000)
+	p.flowClients, p.flowOps = 2+s.intn(5), 20+s.intn(30)
+	p.workers, p.workerSlots = 1+s.intn(3), pick(s, 1, 4, 20)
+	p.mailboxes = 1 + s.intn(2)
+	p.workerEveryUs = pick(s, int64(400_000), 3_000_000)
+	p.workerHangs, p.handlerFails, p.sendTwice = pick(s, 0, 2), pick(s, 0, 5), pick(s, 0, 20)
+	switch p.scenario {
+	case "flowcrash":
+		p.crashEveryUs, p.tripped, p.powerLoss = pick(s, int64(400_000), 1_000_000, 2_000_000), 50, 60
+		p.appendFails = pick(s, 0, 5)
+	case "flowslots":
+		p.workers, p.workerSlots, p.crashEveryUs = 1+s.intn(2), 1, pick(s, int64(0), 3_000_000)
+		p.queueBound = pick(s, 2, 10, 100)
 	}
 }

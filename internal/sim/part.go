@@ -21,6 +21,7 @@ type part struct {
 	log    *journal.Log
 	m      *partition.Machine
 	pool   *pool
+	flows  *router
 
 	queue   []request
 	kicked  bool

@@ -35,6 +35,8 @@ type Result struct {
 	Commits   uint64         `json:"commits"`
 	Crashes   int            `json:"crashes"`
 	Turns     int            `json:"turns"`
+	Flows     int            `json:"flows"`
+	Commands  map[string]int `json:"commands"` // accepted, by kind
 	Faults    map[string]int `json:"faults"`
 	Digest    string         `json:"digest"`
 	StateHash string         `json:"state_hash"`
@@ -49,7 +51,7 @@ func (r *Result) Line() string {
 	if !r.OK {
 		verdict = "FAILED"
 	}
-	fmt.Fprintf(&b, "seed=%d scenario=%s %s events=%d entries=%d commits=%d turns=%d crashes=%d digest=%s state=%s faults=", r.Seed, r.Scenario, verdict, r.Events, r.Entries, r.Commits, r.Turns, r.Crashes, r.Digest, r.StateHash)
+	fmt.Fprintf(&b, "seed=%d scenario=%s %s events=%d entries=%d commits=%d turns=%d flows=%d crashes=%d digest=%s state=%s faults=", r.Seed, r.Scenario, verdict, r.Events, r.Entries, r.Commits, r.Turns, r.Flows, r.Crashes, r.Digest, r.StateHash)
 	for i, k := range slices.Sorted(maps.Keys(r.Faults)) {
 		if i > 0 {
 			b.WriteByte(',')
@@ -83,6 +85,14 @@ type mutant struct {
 	showEarly    bool // text is shown before its commit
 	seeTwice     bool // a reader does not mind its cursor
 	inventAnswer bool // clients are told of turns that nobody took
+
+	doubleSlots bool // a worker's credits count twice
+	runEarly    bool // steps are handed out before their commit
+	dropQueue   bool // some steps without a slot are forgotten
+	ignoreKeys  bool // concurrency keys do not limit
+	dropSends   bool // some sends are forgotten
+	forgetKeys  bool // deliveries are not known again
+	loseUpdates bool // transactional calls do not look whether what they read is new
 }
 
 // Run runs one seed. An error means that the options are wrong.
@@ -108,6 +118,7 @@ func newWorld(p params, rng *source, m mutant) *world {
 	w := &world{
 		p: p, rng: rng, oracle: oracle.New(), mutant: m, disk: newDisk(),
 		known: map[string]bool{}, acked: map[string]uint64{}, turns: map[string][]string{},
+		model: oracle.NewFlows(), given: map[taskKey]bool{},
 		attempts: map[attemptKey]bool{}, tally: tally{faults: map[string]int{}},
 	}
 	w.trace.hash.Reset()
@@ -130,6 +141,13 @@ func (w *world) live() {
 	w.boot()
 	w.reap()
 	w.startClients()
+	if w.p.flows() {
+		w.startWorkers()
+		w.setUpFlows()
+		w.runUntil(w.p.lengthUs, func() bool { return w.asks == 0 })
+		w.startFlowClients()
+		w.disturbWorkers()
+	}
 	for i := range w.p.sessions {
 		w.watch(w.sessionID(i), true)
 	}
@@ -147,6 +165,12 @@ func (w *world) result(seed uint64, o Options) *Result {
 	}
 	for _, id := range slices.Sorted(maps.Keys(w.turns)) {
 		r.Turns += len(w.turns[id])
+	}
+	r.Flows, r.Commands = w.model.Runs(), map[string]int{}
+	for _, h := range w.hist {
+		for kind, n := range h.fold.kinds {
+			r.Commands[kind] += n
+		}
 	}
 	if w.node != nil {
 		h := uint64(0)

@@ -68,6 +68,15 @@ func TestMutantsAreFound(t *testing.T) {
 		{"text before its commit", "slowdisk", mutant{showEarly: true}, "gate"},
 		{"a turn that nobody took", "default", mutant{inventAnswer: true}, "outcome"},
 		{"a reader without a cursor", "default", mutant{seeTwice: true}, "watch"},
+		{"a slot that is used twice", "flowslots", mutant{doubleSlots: true}, "slots"},
+		{"a step before its commit", "flows", mutant{runEarly: true}, "gate"},
+		{"a step that nobody runs", "flows", mutant{dropDispatch: true}, "outstanding"},
+		{"a step that waits and is forgotten", "flowslots", mutant{dropQueue: true}, "outstanding"},
+		{"a key that does not limit", "flows", mutant{ignoreKeys: true}, "keys"},
+		{"a send that is forgotten", "flows", mutant{dropSends: true}, "outstanding"},
+		{"a delivery that is not known again", "flowcrash", mutant{forgetKeys: true}, "once"},
+		{"an update that is lost", "flows", mutant{loseUpdates: true}, "linearizable"},
+		{"a timer of a flow that does not fire", "flows", mutant{noTimers: true}, "liveness"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/oracle"
+	"github.com/perdure-dev/perdure/internal/wire"
 )
 
 // world is one simulated run: a clock, a queue of events, and everything that
@@ -39,6 +40,17 @@ type world struct {
 	acked    map[string]uint64   // newest entry of a flow that a client was told of
 	turns    map[string][]string // acknowledged, by flow
 	calls    int64               // instants for the oracle: every call and answer has its own
+
+	// Flows of users.
+	workers     []*flowWorker
+	flowClients []*flowClient
+	model       *oracle.Flows
+	given       map[taskKey]bool // attempts that came to workers
+	started     int              // flows that nobody disturbs
+	strict      []string         // their IDs
+	letters     []*letter
+	counted     []*counted
+	asks        int // in progress
 
 	mutant mutant
 	tally  tally
@@ -233,4 +245,16 @@ func (t *trace) story(flow string, all bool) []string {
 		out = out[len(out)-storyLines:]
 	}
 	return out
+}
+
+// learnFlow tells the model of the events of a durable entry.
+func (w *world) learnFlow(id string, events []*wire.Event) {
+	if !isFlow(id) || len(events) == 0 {
+		return
+	}
+	w.model.Events(id, events)
+	if err := w.model.Err(); err != nil && w.broken == nil {
+		w.broken = err
+		w.tell(id, "VIOLATED %v", err)
+	}
 }
