@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -38,8 +40,9 @@ type Host interface {
 // network. The Worker and package perduretest share it. It is for Perdure's own
 // packages. Safe for concurrent use.
 type Runtime struct {
-	flows map[string]*Flow
-	types []*wire.FlowType
+	flows  map[string]*Flow
+	types  []*wire.FlowType
+	tracer trace.Tracer // nil = none
 }
 
 // NewRuntime refuses two flows of one name, and external ones.
@@ -66,6 +69,7 @@ func (r *Runtime) Types() []*wire.FlowType { return r.types }
 // StepCall is one attempt of a step. Run it once; Cancel is safe for concurrent
 // use.
 type StepCall struct {
+	rt      *Runtime
 	c       Context
 	life    lifetime
 	w       writes
@@ -76,7 +80,7 @@ type StepCall struct {
 
 // Step prepares an attempt. base ends its context, too.
 func (r *Runtime) Step(base context.Context, t *wire.Task, h Host) *StepCall {
-	s := &StepCall{}
+	s := &StepCall{rt: r}
 	f := r.flows[t.FlowType]
 	s.c = Context{
 		handling: handling{lifetime: &s.life, flow: f, host: h, flowID: t.FlowId, runID: t.RunId, attrs: t.Attributes, w: &s.w},
@@ -104,7 +108,15 @@ func (s *StepCall) Cancel(cause error, forget bool) {
 
 // Run calls the handler and gives its result, nil when none is wanted.
 func (s *StepCall) Run() *wire.StepResult {
+	t := s.c.task
+	var end func(error)
+	if len(t.Trace) > 0 {
+		end = s.rt.traced(&s.life, t.Trace, "step", t.Step, t.FlowId, t.FlowType)
+	}
 	res, err := s.run()
+	if end != nil {
+		end(err)
+	}
 	if s.forgets.Load() {
 		s.life.finish()
 		return nil
@@ -113,7 +125,7 @@ func (s *StepCall) Run() *wire.StepResult {
 		res = s.failure(err)
 	}
 	s.life.finish()
-	res.Exec, res.Attempt = s.c.task.Exec, s.c.task.Attempt
+	res.Exec, res.Attempt = t.Exec, t.Attempt
 	return res
 }
 
@@ -295,6 +307,7 @@ func (s *StepCall) failure(err error) *wire.StepResult {
 
 // RPCCall is one call of an RPC. Run it once; Cancel is safe for concurrent use.
 type RPCCall struct {
+	rt   *Runtime
 	h    handling
 	life lifetime
 	w    writes
@@ -303,7 +316,7 @@ type RPCCall struct {
 
 // RPC prepares a call. base ends its context, too.
 func (r *Runtime) RPC(base context.Context, t *wire.RpcTask, h Host) *RPCCall {
-	c := &RPCCall{t: t}
+	c := &RPCCall{rt: r, t: t}
 	c.h = handling{lifetime: &c.life, flow: r.flows[t.FlowType], host: h, flowID: t.FlowId, runID: t.RunId, attrs: t.Attributes, w: &c.w}
 	c.life.start(base, time.Duration(t.TimeoutUs)*time.Microsecond)
 	return c
@@ -314,7 +327,14 @@ func (c *RPCCall) Cancel(cause error) { c.life.cancel(cause) }
 
 // Run calls the handler and gives its result.
 func (c *RPCCall) Run() *wire.RpcResult {
+	var end func(error)
+	if len(c.t.Trace) > 0 {
+		end = c.rt.traced(&c.life, c.t.Trace, "rpc", c.t.Name, c.t.FlowId, c.t.FlowType)
+	}
 	u, err := c.run()
+	if end != nil {
+		end(err)
+	}
 	c.life.finish()
 	if err != nil {
 		return &wire.RpcResult{Call: c.t.Call, Error: errorText(err), ErrorKind: kindOf(err)}

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -63,6 +64,9 @@ type WorkerOptions struct {
 	ID     string       // shown to people; empty = host name, process ID and a random part
 	Build  string       // of the program, shown to people; empty = its VCS revision
 	Logger *slog.Logger // nil = slog.Default()
+	// Tracing makes spans of handlers, below the server's; nil = none. Either way
+	// a handler's context carries the trace that its flow is part of.
+	Tracing trace.TracerProvider
 	// Dialer opens connections; nil = the network.
 	Dialer func(ctx context.Context, address string) (net.Conn, error)
 }
@@ -119,6 +123,9 @@ func NewWorker(o WorkerOptions, flows ...*Flow) (*Worker, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.Tracing != nil {
+		rt.tracer = o.Tracing.Tracer("github.com/perdure-dev/perdure/flow")
 	}
 	return &Worker{opts: o, rt: rt, log: o.Logger.With("worker", o.ID)}, nil
 }
