@@ -11,6 +11,9 @@
 //	priority               a number
 //	anything else          an attribute that was declared with an index
 //
+// Indexes help with all of them but run, error, updated and priority, which are
+// looked at flow by flow, as is everything that is negated.
+//
 // A name in backquotes is always an attribute: `type` or `any name at all`.
 // Attributes without an index, and values too large to be kept with the flow,
 // are not seen. An attribute declared as keyword may hold an array of texts:

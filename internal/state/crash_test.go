@@ -62,6 +62,7 @@ func checkDerived(t testing.TB, d *DB) {
 	if got := d.OutboxLen(); got != rows {
 		t.Fatalf("OutboxLen = %d, there are %d rows", got, rows)
 	}
+	checkIndex(t, d)
 }
 
 // script is a run of batches that can be applied again from any LSN.
@@ -75,7 +76,7 @@ type script struct {
 func (s script) batch(lsn uint64, b *Batch, m *model) {
 	r := rand.New(rand.NewPCG(s.seed, lsn))
 	for n := range uint32(1 + r.IntN(3)) {
-		id := fmt.Sprintf("t/s/%d", r.IntN(12))
+		id := fmt.Sprintf("t/%s/%d", []string{"s", "f"}[r.IntN(2)], r.IntN(6))
 		if m.flows[id] != nil && r.IntN(10) == 0 {
 			delete(m.flows, id)
 			delete(m.events, id)
@@ -84,6 +85,8 @@ func (s script) batch(lsn uint64, b *Batch, m *model) {
 		}
 		f := flow(id, r.IntN(2) == 0, r.IntN(s.size))
 		f.NextExec = lsn*10 + uint64(n)
+		f.Closes, f.CreatedUs, f.Status = strings.HasPrefix(id, "t/f/"), int64(lsn/8), wire.Status(r.IntN(3))
+		f.Attributes = []*wire.Attribute{{Name: "n", Index: wire.Attribute_INT, Value: fmt.Append(nil, r.IntN(3))}}
 		m.flows[id] = f
 		b.PutFlow(f)
 		m.events[id] = append(m.events[id], fmt.Sprintf("%d.%d", lsn, n))

@@ -13,17 +13,19 @@ import (
 // Bounds of one call of Search.
 const (
 	// searchWork bounds the steps over index rows; reading a flow counts as
-	// readWork of them. About 100 ms at most.
+	// readWork of them, and one more for each readBytes. About 100 ms at most.
 	searchWork = 80_000
 	readWork   = 8
+	readBytes  = 512
 	// collectRows bounds the rows of intervals that are sorted, a flow that is read
 	// for it counting as readWork: a larger interval does not guide the search.
 	// Where something else does, fewer are worth it.
 	collectRows   = 50_000
-	collectRowsBy = 4_000
+	collectRowsBy = 1_000
 )
 
-// Hit is a flow that was found. Large values of attributes are left out: the
+// Hit is a flow that was found, without steps, channels, output and what else
+// is not for those who search. Large values of attributes are left out: the
 // attribute has their size.
 type Hit struct {
 	ID   string // as its users see it
@@ -128,6 +130,7 @@ func (s *searcher) walk(str stream, exact bool) (found Found, err error) {
 			return Found{}, err
 		} else if f != nil && s.q.Match(string(id), f) {
 			if found.Count++; !s.count {
+				f.Steps, f.Channels, f.Requests, f.Outbox, f.Parents, f.Output, f.Closing = nil, nil, nil, nil, nil, nil, nil
 				found.Hits = append(found.Hits, Hit{string(id), f})
 			}
 		}
@@ -147,6 +150,7 @@ func (s *searcher) read(id []byte) (*wire.Flow, error) {
 		return nil, err
 	}
 	defer closer.Close()
+	s.work += len(row) / readBytes
 	return decodeFlow(row)
 }
 

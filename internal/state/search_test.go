@@ -1,8 +1,10 @@
 package state
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -302,6 +304,47 @@ func TestIndexOfFlowsIsRestoredAndBuilt(t *testing.T) {
 	}
 }
 
+// FuzzIndexValues: the order of values is the order of their rows, as far as
+// rows tell them apart, and each row says where its value ends.
+func FuzzIndexValues(f *testing.F) {
+	f.Add("a", "a\x00", int64(1), 1.5, 2.5, "x")
+	f.Add("a\x00b", "a\x00\xff", int64(1<<53+1), -0.0, 1e300, "")
+	f.Fuzz(func(t *testing.T, a, b string, i int64, x, y float64, id string) {
+		values := []query.Value{
+			{Kind: query.Text, Text: a}, {Kind: query.Text, Text: b},
+			{Kind: query.Number, Int: i}, {Kind: query.Bool, Int: i & 1}, {Kind: query.Bool},
+			{Kind: query.Instant, At: time.Unix(i%(1<<40), i&0x3fffffff)}, {Kind: query.Instant, At: searchNow},
+		}
+		for _, f := range []float64{x, y} {
+			if !math.IsNaN(f) && !math.IsInf(f, 0) {
+				values = append(values, query.Value{Kind: query.Number, Float: f, IsFloat: true})
+			}
+		}
+		place := appendPlace(nil, Place{i, id})
+		if got := decodePlace(place); got != (Place{i, id}) {
+			t.Fatalf("place %v became %v", Place{i, id}, got)
+		}
+		for _, v := range values {
+			kv := append(appendValue(nil, v, false), place...)
+			if n, ok := valueEnd(kv[1:], v.Kind); !ok || n != len(kv)-1-len(place) {
+				t.Fatalf("%v ends at %d of %x", v, n, kv)
+			}
+			for _, w := range values {
+				if v.Kind != w.Kind {
+					continue
+				}
+				c, rows := query.Compare(v, w), bytes.Compare(appendValue(nil, v, false), appendValue(nil, w, false))
+				if c != rows && rows != 0 || c == 0 && rows != 0 {
+					t.Fatalf("%v and %v: order %d, rows %d", v, w, c, rows)
+				}
+				if p := appendValue(nil, w, true); v.Kind == query.Text && strings.HasPrefix(v.Text, w.Text) && !bytes.HasPrefix(kv, p) {
+					t.Fatalf("%q begins with %q, its row %x not with %x", v.Text, w.Text, kv, p)
+				}
+			}
+		}
+	})
+}
+
 // Updates that change nothing indexed write no row and read none.
 func TestIndexCostsNothingWhenNothingChanges(t *testing.T) {
 	d := openMem(t, vfs.NewMem(), Options{})
@@ -371,6 +414,35 @@ func TestSearchWorkIsBounded(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+func BenchmarkSearch(b *testing.B) {
+	d := openMem(b, vfs.NewMem(), Options{})
+	const flows = 200_000
+	for lsn := uint64(1); lsn <= flows/1000; lsn++ {
+		write(b, d, lsn, func(w *Batch) {
+			for i := range 1000 {
+				n := int(lsn)*1000 + i
+				status := wire.Status_COMPLETED
+				if n%1000 == 7 {
+					status = wire.Status_RUNNING
+				}
+				w.PutFlow(&wire.Flow{Id: fmt.Sprintf("t/f/%d", n), Closes: true, Type: []string{"order", "user"}[n%2], CreatedUs: int64(n), Status: status,
+					Attributes: []*wire.Attribute{{Name: "customer", Index: wire.Attribute_KEYWORD, Value: fmt.Appendf(nil, `"c%d"`, n%20000)}, {Name: "n", Index: wire.Attribute_INT, Value: fmt.Append(nil, n)}}})
+			}
+		})
+	}
+	for _, text := range []string{``, `status = running`, `type = "user" and status = running`, `type = "user" and status = completed`, `customer = "c17"`,
+		`customer = "c17" and n > 5`, `n >= 50000 and n < 50100`, `n > 100000`, `id = "77777"`} {
+		b.Run(text, func(b *testing.B) {
+			q := parse(b, text)
+			for b.Loop() {
+				if _, err := d.Search("t", q, Place{}, 100); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
