@@ -4,19 +4,29 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
 // Next is a step with its input: where a flow goes, or begins.
 type Next struct {
-	name string
-	typ  reflect.Type
-	in   []byte
-	err  error
+	name  string
+	typ   reflect.Type
+	in    []byte
+	delay time.Duration
+	err   error
 }
 
-// To names a step and its input. Of step only the type counts, see Executor.
+// Delayed lets the step begin this much later. A step that has a WaitFor cannot
+// be delayed: there, wait for an After.
+func (n Next) Delayed(d time.Duration) Next {
+	n.delay = d
+	return n
+}
+
+// To names a step and its input, for all that goes to steps or begins with one:
+// GoToAll, Child, StartFlow, clients. Of step only the type counts, see Executor.
 func To[I any](step Executor[I], in I) Next {
 	n := Next{name: nameOf(step), typ: reflect.TypeFor[I]()}
 	n.in, n.err = encodeInput(in)
@@ -133,6 +143,8 @@ func (f *Flow) spec(n Next) (*wire.StepSpec, error) {
 		return nil, fmt.Errorf("flow: the input of step %q: %w", n.name, n.err)
 	case n.name == "":
 		return nil, errors.New("flow: no step was named: make Next values with To")
+	case f.external && n.delay != 0:
+		return nil, fmt.Errorf("flow: step %q of the external flow %s cannot be delayed: delay its start", n.name, f.name)
 	case f.external:
 		// Its worker answers WaitFor for a step without one, too.
 		return &wire.StepSpec{Name: n.name, Input: n.in, WaitFor: true, Retry: defaultRetry}, nil
@@ -144,8 +156,27 @@ func (f *Flow) spec(n Next) (*wire.StepSpec, error) {
 	if n.typ != d.input {
 		return nil, fmt.Errorf("flow: step %q of %s takes a %v, not a %v", n.name, f.name, d.input, n.typ)
 	}
-	return d.spec(n.in)
+	s, err := d.spec(n.in)
+	if err == nil && n.delay != 0 {
+		err = d.delay(s, n.delay)
+	}
+	return s, err
 }
+
+// delay puts a timer before a step.
+func (d *stepDef) delay(s *wire.StepSpec, by time.Duration) error {
+	switch {
+	case d.wait != nil:
+		return fmt.Errorf("flow: step %q has a WaitFor and cannot be delayed: wait for an After there", d.name)
+	case by < 0 || by > maxDuration:
+		return fmt.Errorf("flow: the delay of step %q is %v, must be 0 to %v", d.name, by, maxDuration)
+	}
+	s.Wait = &wire.Wait{Conditions: []*wire.Condition{{Name: delayTimer, On: &wire.Condition_TimerUs{TimerUs: by.Microseconds()}}}}
+	return nil
+}
+
+// delayTimer is the name by which a delay can be skipped.
+const delayTimer = "delay"
 
 var defaultRetry = RetryPolicy{}.wire()
 
@@ -166,6 +197,7 @@ func (d *stepDef) spec(in []byte) (*wire.StepSpec, error) {
 		if err != nil {
 			return nil, err
 		}
+		r.Input = nil // none is that of the step that failed
 		s.Recover = r
 	}
 	return s, nil

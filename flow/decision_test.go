@@ -28,7 +28,10 @@ func TestDecisions(t *testing.T) {
 		}},
 		{"recovery", flow.GoTo(script{}, "x"), func(r *wire.StepResult) bool {
 			s := r.Next[0]
-			return s.Recover.GetName() == "refund" && string(s.Recover.Input) == `"x"` && s.HeartbeatUs == 1e6
+			return s.Recover.GetName() == "refund" && s.Recover.Input == nil && string(s.Input) == `"x"` && s.HeartbeatUs == 1e6
+		}},
+		{"delayed", flow.GoToAll(flow.To(refund{}, "x").Delayed(time.Minute)), func(r *wire.StepResult) bool {
+			return r.Next[0].Wait.Conditions[0].GetTimerUs() == 60e6
 		}},
 		{"complete", flow.Complete(map[string]int{"a": 1}), func(r *wire.StepResult) bool {
 			return r.Close.How == wire.Close_GRACEFUL && string(r.Close.Output) == `{"a":1}`
@@ -70,6 +73,8 @@ func TestRefusedDecisionsAndWrites(t *testing.T) {
 		{"none", "neither a decision nor an error", func(*flow.Context) flow.Decision { return flow.Decision{} }},
 		{"unknown step", `no step "elsewhere"`, func(*flow.Context) flow.Decision { return flow.GoTo(flow.Ref[int]("elsewhere"), 1) }},
 		{"input of another type", "takes a string, not a int", func(*flow.Context) flow.Decision { return flow.GoTo(flow.Ref[int]("refund"), 1) }},
+		{"delayed wait", "has a WaitFor", func(*flow.Context) flow.Decision { return flow.GoToAll(flow.To(picky{}, "").Delayed(1)) }},
+		{"negative delay", "must be 0 to", func(*flow.Context) flow.Decision { return flow.GoToAll(flow.To(refund{}, "").Delayed(-1)) }},
 		{"input that is no JSON", "cannot be stored", func(*flow.Context) flow.Decision {
 			return flow.GoTo(flow.Ref[func()]("refund"), func() {})
 		}},

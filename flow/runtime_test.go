@@ -475,7 +475,7 @@ func TestAttributes(t *testing.T) {
 		}
 	}
 	s := r.Next[0]
-	if s.InputBlob != "f1#2" || s.Input != nil || s.Recover.InputBlob != "f1#2" || len(b.h.blobs["f1#2"]) != 5002 {
+	if s.InputBlob != "f1#2" || s.Input != nil || s.Recover.InputBlob != "" || len(b.h.blobs["f1#2"]) != 5002 {
 		t.Errorf("spec is %v", s)
 	}
 	if b.h.readings != 1 {

@@ -111,9 +111,7 @@ func (h *handling) moveInput(s *wire.StepSpec, most uint64) error {
 	if err != nil {
 		return fmt.Errorf("flow: the input of step %q of %d bytes cannot be stored: %w", s.Name, len(s.Input), err)
 	}
-	for ; s != nil; s = s.Recover { // of the same input
-		s.InputBlob, s.Input = blob, nil
-	}
+	s.InputBlob, s.Input = blob, nil
 	return nil
 }
 

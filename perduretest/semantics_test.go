@@ -271,3 +271,29 @@ func TestKeyIsTheSameForEachAttempt(t *testing.T) {
 		t.Errorf("keys are %q", keys)
 	}
 }
+
+func TestDelayedStep(t *testing.T) {
+	env := start(t, one(func(ctx *flow.Context, in string) (flow.Decision, error) {
+		if in == "in" {
+			return flow.GoToAll(flow.To(flow.Ref[string]("s"), "later").Delayed(48 * time.Hour)), nil
+		}
+		return flow.Complete(in + " by " + ctx.Now().Sub(perduretest.Epoch).String()), nil
+	}))
+	if got := perduretest.Result[string](env, "a"); got != "later by 48h0m0s" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestRecoveryOfALargeInput(t *testing.T) {
+	f := flow.Define("one", flow.Step(flow.StepFunc("s", func(ctx *flow.Context, in string) (flow.Decision, error) {
+		return flow.GoTo(flow.Ref[string]("bad"), strings.Repeat("x", 200_000)), nil
+	})), flow.Step(flow.StepFunc("bad", func(ctx *flow.Context, in string) (flow.Decision, error) {
+		return flow.Decision{}, flow.Permanent(fmt.Errorf("%d bytes", len(in)))
+	}), flow.OnFailure(flow.Ref[string]("rescue"))), flow.Step(flow.StepFunc("rescue", func(ctx *flow.Context, in string) (flow.Decision, error) {
+		return flow.Complete(fmt.Sprintf("%d bytes after: %v", len(in), ctx.Failure())), nil
+	})))
+	env := start(t, f)
+	if got := perduretest.Result[string](env, "a"); got != "200000 bytes after: 200000 bytes" {
+		t.Errorf("got %q", got)
+	}
+}
