@@ -1,10 +1,10 @@
 // Package oracle is a tiny reference model of what Perdure promises about
-// sessions, seen from outside. It is told which operations clients had answered
+// sessions and flows, seen from outside. It is told which operations clients had answered
 // and which events they saw, and says which promise was broken. It knows the
 // names that clients know, and nothing of how the engine works.
 //
-// An Oracle is for tests: it keeps what it is told. It is used from one
-// goroutine.
+// An Oracle, of sessions, and Flows, of flows that close, are for tests: they
+// keep what they are told. They are used from one goroutine.
 package oracle
 
 import (
