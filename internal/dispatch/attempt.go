@@ -126,20 +126,24 @@ func (a *attempt) stop() {
 	a.l.t.dues.unset(&a.due)
 }
 
-// hand gives the attempt to w, which has paid a credit for it.
+// hand gives the attempt to w, which has paid a credit for it. When w cannot
+// take it, it is owed to the next one that can, w included.
 func (a *attempt) hand(w *Worker, now int64) {
 	t := a.l.t
-	a.w, a.phase = w, running
+	task := a.task
+	if !w.give(taskWeight(task), func(f *wire.ServerFrame) { f.Tasks = append(f.Tasks, task) }) {
+		w.addFree(1)
+		a.l.owed.push(a.step, &a.elem, a)
+		return
+	}
+	a.w, a.phase, a.task = w, running, nil
 	a.handedUs, a.lastBeatUs = now, now
-	a.limitUs = now + a.task.TimeoutUs
+	a.limitUs = now + task.TimeoutUs
 	w.tasks.push(&a.elem, a)
 	w.sent++
 	a.l.running++
 	a.series.dispatched++
 	t.stick(a.id, w)
-	task := a.task
-	a.task = nil
-	w.put(taskWeight(task), func(f *wire.ServerFrame) { f.Tasks = append(f.Tasks, task) })
 	t.schedule(a)
 }
 
@@ -185,7 +189,7 @@ func (a *attempt) timeout(now int64, text string, out *after) {
 	w := a.w
 	a.stop()
 	a.outcome, a.tookUs = timedOut, now-a.handedUs
-	w.put(64, a.cancelFrame(text, true))
+	w.tell(a.cancelFrame(text, true))
 	w.endIfDrained()
 	out.propose(a, a.failure(text, "timeout", false))
 }
@@ -267,7 +271,7 @@ func (a *attempt) refused(err error) *wire.Entry {
 	r := &wire.Refusal{FlowId: a.id, Exec: a.exec}
 	r.Code, r.Message, _ = strings.Cut(err.Error(), ": ")
 	a.outcome = notTaken
-	a.w.put(64+len(r.Message), func(f *wire.ServerFrame) { f.Refusals = append(f.Refusals, r) })
+	a.w.tell(func(f *wire.ServerFrame) { f.Refusals = append(f.Refusals, r) })
 	return a.failure("the result was refused: "+err.Error(), "refused", true)
 }
 

@@ -44,10 +44,11 @@ const (
 	MaxKnownTypes   = 4096    // flow types of one tenant that are remembered
 	MaxNames        = 1024    // steps of a flow type, and as many RPCs, attributes and channels
 	MaxName         = core.MaxName
-	MaxWaitingCalls = 8192 // RPCs that wait for a worker, of one flow type
-	MaxProposals    = 256  // starts of queued steps that are proposed and not answered
-	MaxOutput       = 1 << 20
-	MaxSeries       = 1000 // step and RPC names of one flow type that have statistics of their own
+	MaxWaitingCalls = 8192     // RPCs that wait for a worker, of one flow type
+	MaxProposals    = 256      // starts of queued steps that are proposed and not answered
+	MaxOutput       = 1 << 20  // bytes that one attempt may show
+	MaxTask         = 96 << 20 // bytes of a task or call with all that its handler gets
+	MaxSeries       = 1000     // step and RPC names of one flow type that have statistics of their own
 
 	floodSlack     = 256 // answers beyond those asked for, as repeats may give
 	inlineShare    = 4   // steps that go on in their flow for each one that was queued, when credits are short
@@ -85,7 +86,8 @@ func (p partitions) SubmitWait(ctx context.Context, flowID string, q partition.P
 type Hooks struct {
 	// Attempt: outcome is completed, retried, failed, timeout, lost, late or refused.
 	Attempt func(flowType, step, outcome string, took, queued time.Duration)
-	// RPC: outcome is completed, failed, timeout, lost, cancelled or overloaded.
+	// RPC: outcome is completed, failed, timeout, lost, cancelled, or the code of a
+	// refusal.
 	RPC func(flowType, name, outcome string, took time.Duration)
 }
 
@@ -136,6 +138,7 @@ const (
 	Cancelled   core.Code = "cancelled"
 	Overloaded  core.Code = "overloaded"
 	Unavailable core.Code = "unavailable" // the server stops
+	TooLarge    core.Code = "too_large"   // for a frame
 )
 
 // Errors that end workers and calls when the server stops.
@@ -234,7 +237,7 @@ func (d *Dispatcher) Drain() {
 	for _, t := range d.tenants.Load().all {
 		t.mu.Lock()
 		for _, w := range t.workers {
-			w.put(16, func(f *wire.ServerFrame) { f.Drain = true })
+			w.tell(func(f *wire.ServerFrame) { f.Drain = true })
 		}
 		t.mu.Unlock()
 	}

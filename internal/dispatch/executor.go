@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"fmt"
+
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -90,12 +92,32 @@ func (d *Dispatcher) Dispatch(w *partition.Work) {
 	t := d.makeTenant(name)
 	now := d.now()
 	a := d.newAttempt(w, id, now)
+	size := taskWeight(a.task)
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	l := t.lane(w.FlowType)
+	t.adopt(a, l, w)
+	if size > MaxTask {
+		l.giveBack()
+		a.phase, a.outcome, a.handedUs = ended, failed, now
+		e := a.failure(fmt.Sprintf("the step and what it would get of its flow have %d bytes, at most %d fit: keep large values in blobs", size, MaxTask), string(TooLarge), true)
+		t.mu.Unlock()
+		d.propose(a, e)
+		return
+	}
+	if to := l.claim(id, w.Name); to != nil {
+		a.hand(to, now)
+	} else {
+		l.owed.push(w.Name, &a.elem, a)
+	}
+	t.mu.Unlock()
+}
+
+// adopt makes a the attempt of its step, with what the step had when it was
+// queued.
+func (t *tenant) adopt(a *attempt, l *lane, w *partition.Work) {
 	a.l = l
 	a.series = l.seriesOf(w.Name)
-	if e := t.waitingFor(id, w.Exec); e != nil {
+	if e := t.waitingFor(a.id, a.exec); e != nil {
 		a.queuedUs = e.sinceUs
 		if e.holds {
 			a.key = e.key
@@ -109,11 +131,6 @@ func (d *Dispatcher) Dispatch(w *partition.Work) {
 		a.key.held++
 		l.retoken(a.key)
 	}
-	if to := l.claim(id, w.Name); to != nil {
-		a.hand(to, now)
-		return
-	}
-	l.owed.push(w.Name, &a.elem, a)
 }
 
 // Commit implements partition.Executor: what an early attempt put out may be
@@ -165,7 +182,7 @@ func (d *Dispatcher) cancelAttempt(flowID string, exec uint64, attempt core.Atte
 	case a.phase == owed:
 		a.task.Cancelled, a.task.CancelReason = true, reason
 	default:
-		a.w.put(64+len(reason), a.cancelFrame(reason, false))
+		a.w.tell(a.cancelFrame(reason, false))
 	}
 	t.mu.Unlock()
 	if drop {
@@ -236,7 +253,7 @@ func (d *Dispatcher) Done(flowID, flowType string, exec uint64, key string) {
 func (t *tenant) recall(a *attempt, reason string) (drop bool) {
 	w := a.w
 	if a.phase == running {
-		w.put(64+len(reason), a.cancelFrame(reason, true))
+		w.tell(a.cancelFrame(reason, true))
 	}
 	t.forget(a)
 	if w != nil {

@@ -108,6 +108,14 @@ func (s *linkSet) remove(k *link) {
 	k.place[s.kind] = 0
 }
 
+func (s *linkSet) set(k *link, in bool) {
+	if in {
+		s.add(k)
+	} else {
+		s.remove(k)
+	}
+}
+
 func (t *tenant) lane(flowType string) *lane {
 	l := t.lanes[flowType]
 	if l == nil {
@@ -131,7 +139,7 @@ func (l *lane) choose(id string) *link {
 		}
 		return l.canTask.all[0]
 	}
-	if k := l.stuck(id); k != nil && k.w.free > 0 && k.place[inCanTask] != 0 {
+	if k := l.stuck(id); k != nil && k.w.canTask {
 		return k
 	}
 	var best *link

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/mux"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -46,7 +47,7 @@ const chaosLimit = 3
 
 func (c *chaos) run() {
 	ops := []func(){c.begin, c.begin, c.join, c.leaveOne, c.grant, c.grant, c.answerOne, c.answerOne, c.answerOne, c.answerOne,
-		c.failOne, c.tick, c.holdOrNot, c.drainOne, c.cancelOne, c.terminateOne, c.squeeze}
+		c.failOne, c.tick, c.holdOrNot, c.drainOne, c.cancelOne, c.terminateOne, c.squeeze, c.stallOrNot}
 	for range 400 {
 		ops[c.r.Intn(len(ops))]()
 		c.check()
@@ -204,6 +205,18 @@ func (c *chaos) stop(how wire.StopFlow_How) {
 
 func (c *chaos) cancelOne()    { c.stop(wire.StopFlow_CANCEL) }
 func (c *chaos) terminateOne() { c.stop(wire.StopFlow_TERMINATE) }
+
+// stallOrNot lets a worker's frames wait, or go.
+func (c *chaos) stallOrNot() {
+	m := c.any()
+	if m.full == nil {
+		m.full = mux.ErrFull
+		return
+	}
+	m.full = nil
+	m.worker.Sent()
+	c.settle()
+}
 
 // squeeze leaves the partition no room now and then.
 func (c *chaos) squeeze() { c.room = []int{0, 0, 1, 5}[c.r.Intn(4)] }

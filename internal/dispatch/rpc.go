@@ -65,6 +65,8 @@ func (d *Dispatcher) Call(flowID, flowType string, t *wire.RpcTask, timeout time
 	switch {
 	case d.draining.Load():
 		err = ErrDraining
+	case callWeight(t) > MaxTask:
+		err = refuse(TooLarge, "the RPC and what it would get of its flow have %d bytes, at most %d fit: keep large values in blobs", callWeight(t), MaxTask)
 	case !c.send():
 		if l.calls.n >= MaxWaitingCalls {
 			err = refuse(Overloaded, "%d calls wait for a worker of type %q: try again later, or run more workers", l.calls.n, flowType)
@@ -74,7 +76,7 @@ func (d *Dispatcher) Call(flowID, flowType string, t *wire.RpcTask, timeout time
 	}
 	if err != nil {
 		te.mu.Unlock()
-		f := finished{c, nil, err, "overloaded", 0}
+		f := finished{c, nil, err, string(err.Code), 0}
 		f.tell()
 		return
 	}
@@ -107,17 +109,20 @@ func (c *call) send() bool {
 	if best == nil {
 		return false
 	}
-	c.hand(best.w)
-	return true
+	return c.hand(best.w)
 }
 
-// hand gives the call to w, for one of its RPC credits.
-func (c *call) hand(w *Worker) {
+// hand gives the call to w, for one of its RPC credits; false: it cannot take it
+// now.
+func (c *call) hand(w *Worker) bool {
+	if !w.give(callWeight(c.task), func(f *wire.ServerFrame) { f.Rpcs = append(f.Rpcs, c.task) }) {
+		return false
+	}
 	c.w = w
 	w.addRPCFree(-1)
 	w.sent++
 	w.rpcs.push(&c.elem, c)
-	w.put(callWeight(c.task), func(f *wire.ServerFrame) { f.Rpcs = append(f.Rpcs, c.task) })
+	return true
 }
 
 // callWeight is about the bytes of a call in a frame.
@@ -173,7 +178,7 @@ func (c *call) isDue(now int64, out *after) {
 // recall tells the call's worker that no answer is wanted any more.
 func (c *call) recall(reason string) {
 	m := &wire.CancelTask{FlowId: c.task.FlowId, Call: c.task.Call, Reason: reason, Forget: true}
-	c.w.put(64, func(f *wire.ServerFrame) { f.Cancels = append(f.Cancels, m) })
+	c.w.tell(func(f *wire.ServerFrame) { f.Cancels = append(f.Cancels, m) })
 }
 
 // lose ends or repeats a call whose worker is gone.

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/mux"
+	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -289,16 +292,97 @@ func TestFlood(t *testing.T) {
 			t.Errorf("credits: %v", err)
 		}
 	}
-	w = newWorld(t)
-	f = w.connect("f", 1)
-	f.full = true
+}
+
+// A worker whose frames wait gets nothing new until they are sent, also not what
+// was reserved for it.
+func TestSlowReader(t *testing.T) {
+	w := newWorld(t)
+	f := w.connect("f", 5)
+	f.frame(&wire.WorkerFrame{RpcCredits: 5})
+	f.full = mux.ErrFull
 	w.start("one", step("s"))
+	call := w.call("one", "read", time.Minute)
+	w.start("two", step("s"))
+	if q := w.d.Queues("a")[0]; q.Queued != 2 || q.TaskCredits != 5 || q.RpcCredits != 5 || q.Running != 0 {
+		t.Errorf("queue %v", q)
+	}
+	f.frame(&wire.WorkerFrame{TaskCredits: 1, RpcCredits: 1})
+	f.full = nil
+	f.worker.Sent()
+	w.settle()
+	wantText(t, "tasks", sorted(f.tasks), "one.s two.s")
+	f.reply(f.takeCall(), 1)
+	call.want(t, "")
+	for _, m := range f.tasks {
+		f.answer(m)
+	}
+	w.idle()
+	if f.worker.free != 6 || f.worker.rpcFree != 6 {
+		t.Errorf("%d and %d credits", f.worker.free, f.worker.rpcFree)
+	}
+	f.worker.Sent()
+	// One whose stream is broken is lost.
+	f.full = mux.ErrClosed
+	w.start("three", step("s"))
 	if !f.closed || !strings.Contains(fmt.Sprint(f.err), "does not read") {
-		t.Errorf("slow reader: %v", f.err)
+		t.Errorf("closed: %v", f.err)
 	}
 	f.leave("closed")
+	f.worker.Sent()
 	g := w.connect("g", 1)
 	g.answer(g.take())
+	w.idle()
+}
+
+// Heartbeats of attempts that a worker should not have are answered, within a
+// bound.
+func TestNagging(t *testing.T) {
+	w := newWorld(t)
+	f := w.connect("f", 5)
+	beats := make([]*wire.Heartbeat, 3*floodSlack)
+	for i := range beats {
+		beats[i] = &wire.Heartbeat{FlowId: "one", Exec: 1}
+	}
+	f.frame(&wire.WorkerFrame{Heartbeats: beats})
+	if len(f.cancels) != floodSlack {
+		t.Errorf("%d cancels", len(f.cancels))
+	}
+	f.worker.Sent()
+	f.frame(&wire.WorkerFrame{Heartbeats: beats[:1]})
+	if len(f.cancels) != floodSlack+1 {
+		t.Errorf("%d cancels", len(f.cancels))
+	}
+}
+
+// What fits no frame fails its step or its call, and harms no worker.
+func TestTooLargeForAFrame(t *testing.T) {
+	w := newWorld(t)
+	f := w.connect("f", 1)
+	f.frame(&wire.WorkerFrame{RpcCredits: 1})
+	value := make([]byte, core.MaxPayload)
+	var big []*wire.Attribute
+	for i := range MaxTask/core.MaxPayload + 1 {
+		big = append(big, &wire.Attribute{Name: fmt.Sprint("a", i), Value: value})
+	}
+	w.d.Reserve(fullID("big"), "t", 1)
+	w.d.Dispatch(&partition.Work{Task: &core.Task{FlowID: fullID("big"), FlowType: "t", Name: "s", Exec: 1, Attributes: big, Spec: step("s")}})
+	if len(w.queue) != 1 {
+		t.Fatalf("%d proposed", len(w.queue))
+	}
+	p := w.queue[0]
+	w.queue = nil
+	if r := p.Entry.GetStepResult(); !r.GetRetry().GetPermanent() || r.Close.GetHow() != wire.Close_FAIL || !strings.Contains(r.Retry.Error, "at most 100663296 fit") {
+		t.Errorf("proposed %v", p.Entry)
+	}
+	p.Reply(core.Reply{}, nil)
+	w.idle()
+	a := &asked{task: &wire.RpcTask{Name: "read", Attributes: big}}
+	w.d.Call(fullID("big"), "t", a.task, 0, func(r *wire.RpcResult, err error) { a.res, a.err, a.n = r, err, a.n+1 })
+	a.want(t, "too_large: ")
+	w.idle()
+	w.start("small", step("s"))
+	f.answer(f.take())
 	w.idle()
 }
 

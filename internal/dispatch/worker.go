@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
 	"github.com/perdure-dev/perdure/internal/core"
+	"github.com/perdure-dev/perdure/internal/mux"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
@@ -18,8 +20,9 @@ const Protocol = 1
 // Outlet is where a worker's frames go. Its methods may be called with a lock
 // held, and never block.
 type Outlet interface {
-	// Put lets fn add to the next frame; weight is about its bytes. After an
-	// error nothing is sent any more.
+	// Put lets fn add to the next frame; weight is about its bytes. It gives
+	// mux.ErrFull when too much waits: then it calls Worker.Sent when a frame is
+	// sent. After any other error nothing is sent any more.
 	Put(weight int, fn func(*wire.ServerFrame)) error
 	// Close ends the stream: with an error at once, without one when what was
 	// put is sent. The stream's owner calls Leave then.
@@ -37,17 +40,23 @@ type Worker struct {
 	sinceUs int64 // wall time
 	out     Outlet
 
+	attention atomic.Bool // Sent has something to do
+
 	// Guarded by t.mu:
 	links    []*link
 	linkOf   map[*lane]*link
 	free     int // task credits
 	rpcFree  int
+	canTask  bool // it is in its lanes' canTask
+	canRPC   bool
 	tasks    list[attempt]
 	rpcs     list[call]
 	sent     uint64 // tasks and RPCs it was given
 	answers  uint64 // that it gave
 	draining bool
 	gone     bool
+	stalled  bool // too much waits to be sent: it gets nothing new until some is
+	nags     int  // cancels of attempts it should not have, since the last frame
 	seenUs   int64
 	atWork   bool // a frame of it is being taken
 
@@ -163,12 +172,12 @@ func (d *Dispatcher) Connect(tenantName, address string, h *wire.Hello, out Outl
 	for _, f := range h.FlowTypes {
 		w.serve(t.lane(f.Name), f)
 	}
-	w.put(128, func(f *wire.ServerFrame) {
+	w.tell(func(f *wire.ServerFrame) {
 		f.Welcome = &wire.Welcome{Protocol: Protocol, Server: d.cfg.Server, MaxPayload: d.cfg.MaxPayload, HeartbeatUs: d.cfg.Heartbeat.Microseconds()}
 	})
 	// What began meanwhile may have missed this one.
 	if d.draining.Load() {
-		w.put(16, func(f *wire.ServerFrame) { f.Drain = true })
+		w.tell(func(f *wire.ServerFrame) { f.Drain = true })
 	}
 	if d.stopped.Load() {
 		out.Close(ErrDraining)
@@ -193,51 +202,84 @@ func (w *Worker) serve(l *lane, f *wire.FlowType) {
 	l.unpark()
 }
 
-// put adds to the worker's next frame. A worker that cannot take it is ended;
-// what it had is handed out again then. Guarded by t.mu.
-func (w *Worker) put(weight int, fn func(*wire.ServerFrame)) {
+// tell adds something small to the worker's next frame, which is bounded by
+// what the worker was given: it weighs nothing. Guarded by t.mu.
+func (w *Worker) tell(fn func(*wire.ServerFrame)) {
 	if w.gone {
 		return
 	}
-	if err := w.out.Put(weight, fn); err != nil {
-		w.out.Close(refuse(Flood, "the worker does not read what it asked for (%v): grant fewer credits", err))
+	if err := w.out.Put(0, fn); err != nil {
+		w.broken(err)
 	}
+}
+
+// give adds a task or a call to the worker's next frame; false: it takes nothing
+// new until some of what waits is sent. Guarded by t.mu.
+func (w *Worker) give(weight int, fn func(*wire.ServerFrame)) bool {
+	err := w.out.Put(weight, fn)
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, mux.ErrFull):
+		w.stalled = true
+		w.attention.Store(true)
+		w.list()
+		return false
+	}
+	w.broken(err)
+	return true // Leave hands it out again
+}
+
+func (w *Worker) broken(err error) {
+	w.out.Close(refuse(WorkerLost, "the worker does not read: %v", err))
+}
+
+// Sent is called when a frame was sent.
+func (w *Worker) Sent() {
+	if !w.attention.Load() {
+		return
+	}
+	t := w.t
+	t.mu.Lock()
+	w.attention.Store(false)
+	w.nags = 0
+	if w.stalled && !w.gone {
+		w.stalled = false
+		w.list()
+		w.serveOwed(t.d.now())
+	}
+	t.mu.Unlock()
+	t.d.wake(t)
 }
 
 // addFree changes the worker's task credits.
 func (w *Worker) addFree(n int) {
-	if w.gone || w.draining {
-		return
-	}
-	before := w.free
-	w.free += n
-	if (before > 0) == (w.free > 0) {
-		return
-	}
-	for _, k := range w.links {
-		if w.free > 0 {
-			k.l.canTask.add(k)
-		} else {
-			k.l.canTask.remove(k)
-		}
+	if !w.gone && !w.draining {
+		w.free += n
+		w.list()
 	}
 }
 
 // addRPCFree changes the worker's RPC credits.
 func (w *Worker) addRPCFree(n int) {
-	if w.gone || w.draining {
-		return
+	if !w.gone && !w.draining {
+		w.rpcFree += n
+		w.list()
 	}
-	before := w.rpcFree
-	w.rpcFree += n
-	if (before > 0) == (w.rpcFree > 0) {
-		return
+}
+
+// list keeps the worker among those that can take something as long as it can.
+func (w *Worker) list() {
+	if can := w.free > 0 && !w.stalled; can != w.canTask {
+		w.canTask = can
+		for _, k := range w.links {
+			k.l.canTask.set(k, can)
+		}
 	}
-	for _, k := range w.links {
-		if w.rpcFree > 0 {
-			k.l.canRPC.add(k)
-		} else {
-			k.l.canRPC.remove(k)
+	if can := w.rpcFree > 0 && !w.stalled; can != w.canRPC {
+		w.canRPC = can
+		for _, k := range w.links {
+			k.l.canRPC.set(k, can)
 		}
 	}
 }
@@ -246,9 +288,8 @@ func (w *Worker) addRPCFree(n int) {
 // to others by and by.
 func (w *Worker) retire() {
 	w.free, w.rpcFree = 0, 0
+	w.list()
 	for _, k := range w.links {
-		k.l.canTask.remove(k)
-		k.l.canRPC.remove(k)
 		k.l.held.remove(k)
 		k.l.orphaned += k.reserved
 		k.reserved = 0
@@ -322,7 +363,7 @@ func (w *Worker) grant(tasks, rpcs uint32) error {
 // serveOwed gives the worker's credits to what waits for one.
 func (w *Worker) serveOwed(now int64) {
 	for _, k := range w.links {
-		for k.l.owed.n > 0 && w.free > 0 {
+		for k.l.owed.n > 0 && w.canTask {
 			a := k.l.owed.next(k.steps)
 			if a == nil {
 				break
@@ -331,13 +372,15 @@ func (w *Worker) serveOwed(now int64) {
 			w.addFree(-1)
 			a.hand(w, now)
 		}
-		for k.l.calls.n > 0 && w.rpcFree > 0 {
+		for k.l.calls.n > 0 && w.canRPC {
 			c := k.l.calls.next(k.rpcs)
 			if c == nil {
 				break
 			}
 			k.l.calls.remove(&c.elem)
-			c.hand(w)
+			if !c.hand(w) {
+				k.l.calls.push(c.task.Name, &c.elem, c)
+			}
 		}
 	}
 }
@@ -373,8 +416,11 @@ func sameAttempt(a *attempt, at *wire.AttemptID) bool {
 func (w *Worker) takeHeartbeat(h *wire.Heartbeat, now int64) {
 	a := w.t.find(h.GetFlowId(), h.GetExec())
 	if a == nil || a.w != w || a.phase != running || !sameAttempt(a, h.Attempt) {
-		c := &wire.CancelTask{FlowId: h.GetFlowId(), Exec: h.GetExec(), Attempt: h.GetAttempt(), Reason: "the attempt is over", Forget: true}
-		w.put(64, func(f *wire.ServerFrame) { f.Cancels = append(f.Cancels, c) })
+		if w.nags++; w.nags <= floodSlack {
+			c := &wire.CancelTask{FlowId: h.GetFlowId(), Exec: h.GetExec(), Attempt: h.GetAttempt(), Reason: "the attempt is over", Forget: true}
+			w.tell(func(f *wire.ServerFrame) { f.Cancels = append(f.Cancels, c) })
+			w.attention.Store(true)
+		}
 		return
 	}
 	a.lastBeatUs = now

@@ -249,13 +249,13 @@ type fake struct {
 	drain   bool
 	closed  bool
 	err     error
-	full    bool // takes nothing
+	full    error // of each Put that weighs something
 }
 
 // Put implements Outlet.
-func (f *fake) Put(_ int, fn func(*wire.ServerFrame)) error {
-	if f.full {
-		return errors.New("full")
+func (f *fake) Put(weight int, fn func(*wire.ServerFrame)) error {
+	if f.full != nil && weight > 0 {
+		return f.full
 	}
 	var m wire.ServerFrame
 	fn(&m)

@@ -24,7 +24,7 @@ func (v workersService) Work(stream wire.Workers_WorkServer) error {
 	}
 	defer v.s.workers.give()
 	c := &workerConn{s: v.s, stream: stream, ended: newEnding()}
-	c.Sender = mux.NewSender(maxUnsent, stream.Send)
+	c.Sender = mux.NewSender(maxUnsent, c.send)
 	late := v.s.cfg.Clock.AfterFunc(helloTimeout, func() {
 		if c.worker() == nil {
 			c.Close(&core.Error{Code: core.Invalid, Message: "the worker sent no Hello within " + helloTimeout.String()})
@@ -48,6 +48,14 @@ type workerConn struct {
 	mu   sync.Mutex
 	w    *dispatch.Worker // guarded by mu; nil before its Hello
 	over bool             // guarded by mu
+}
+
+func (c *workerConn) send(f *wire.ServerFrame) error {
+	err := c.stream.Send(f)
+	if w := c.worker(); w != nil && err == nil {
+		w.Sent()
+	}
+	return err
 }
 
 // Close implements dispatch.Outlet.
