@@ -201,6 +201,55 @@ func TestLostWorkerIsRedispatched(t *testing.T) {
 	}
 }
 
+// More than may wait for one worker is held back until it reads.
+func TestBurstOfLargeTasks(t *testing.T) {
+	w := newWorld(t, nil)
+	k := w.work(&wire.WorkerFrame{Hello: hello(), TaskCredits: 100})
+	k.recv()
+	input := make([]byte, 4<<20)
+	const n = 40
+	for i := range n {
+		id := fmt.Sprint("default/f/", i)
+		if w.dispatch.Reserve(id, "t", 1) != 1 {
+			w.dispatch.Queue(core.Effect{FlowID: id, FlowType: "t", Step: "s", Exec: 1})
+			continue
+		}
+		w.dispatch.Dispatch(&partition.Work{Task: &core.Task{FlowID: id, FlowType: "t", Exec: 1, Name: "s", Input: input, Spec: &wire.StepSpec{}}})
+	}
+	frames := make(chan *wire.ServerFrame)
+	go func() {
+		for {
+			f, err := k.s.Recv()
+			if err != nil {
+				close(frames)
+				return
+			}
+			frames <- f
+		}
+	}()
+	for started := 0; started < n; {
+		select {
+		case p := <-w.proposed: // the start of one that was queued
+			id := p.Entry.FlowId
+			w.dispatch.Reserve(id, "t", 1)
+			w.dispatch.Dispatch(&partition.Work{Task: &core.Task{FlowID: id, FlowType: "t", Exec: 1, Name: "s", Input: input, Spec: &wire.StepSpec{}}})
+			p.Reply(core.Reply{}, nil)
+		case f, ok := <-frames:
+			if !ok {
+				t.Fatal("the stream ended")
+			}
+			started += len(f.Tasks)
+			if len(f.Tasks)*len(input) > maxUnsent+len(input) {
+				t.Errorf("%d tasks in a frame", len(f.Tasks))
+			}
+		}
+	}
+	go func() {
+		for range frames { // so that the receiver ends
+		}
+	}()
+}
+
 // A worker that ends its side is lost too, with what it has.
 func TestHalfClosedWorkerIsLost(t *testing.T) {
 	w := newWorld(t, nil)
