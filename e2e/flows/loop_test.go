@@ -1,0 +1,160 @@
+//go:build e2e
+
+package flows
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/perdure-dev/perdure/client"
+)
+
+const (
+	heartbeat   = 200 * time.Millisecond
+	loopClients = 12
+	loopWorkers = 2
+	inboxes     = 4
+	counters    = 4
+)
+
+// fromEnv reads a whole number.
+func fromEnv(t *testing.T, name string, def uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return def
+	}
+	v, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s=%q: want a whole number", name, text)
+	}
+	return v
+}
+
+// loop is one run of kills.
+type loop struct {
+	t    *testing.T
+	rng  *rand.Rand
+	srv  *target
+	pool *workers
+	run  [loopWorkers]*process
+	load *load
+
+	serverKills, workerKills, workerPauses int
+}
+
+// TestKillLoop kills the server and the workers with -9 at random moments while
+// clients use them, and holds what clients were told against what is there in
+// the end.
+func TestKillLoop(t *testing.T) {
+	seed := fromEnv(t, "PERDURE_FLOWS_SEED", uint64(time.Now().UnixNano()))
+	rounds := int(fromEnv(t, "PERDURE_FLOWS_ROUNDS", 25))
+	t.Logf("seed %d", seed)
+	k := &loop{t: t, rng: rand.New(rand.NewPCG(seed, 1))}
+	k.srv = newTarget(t, fmt.Sprintf("kernel: {partitions: 2}\nflows: {worker_heartbeat: %s}\n"+
+		// Small and often, so that kills fall into snapshots and trims too.
+		"journal: {segment_bytes: 1MiB, snapshot_every: 300ms}\nstate: {memtable_bytes: 256KiB}\n", heartbeat))
+	k.srv.start()
+	k.pool = newWorkers(t, k.srv)
+	for i := range k.run {
+		k.run[i] = k.pool.start()
+	}
+	k.load = newLoad(t, k.srv, seed)
+	k.load.begin()
+	began := time.Now()
+	for range rounds {
+		k.live()
+		k.killServer()
+	}
+	k.load.end()
+	took := time.Since(began)
+	k.settle()
+	t.Logf("%d kills of the server, %d of workers, %d pauses of workers in %v; %s", k.serverKills, k.workerKills, k.workerPauses,
+		took.Round(time.Millisecond), k.load.summary())
+	t.Logf("checked: %s", k.check())
+}
+
+func (k *loop) sleep(from, to time.Duration) {
+	time.Sleep(from + time.Duration(k.rng.Int64N(int64(to-from))))
+}
+
+// live lets the load run for a random time, and harms a worker now and then.
+func (k *loop) live() {
+	k.sleep(50*time.Millisecond, 600*time.Millisecond)
+	if k.srv.over() {
+		k.t.Fatalf("the server ended by itself; its log ends:\n%s", k.srv.log)
+	}
+	switch i := k.rng.IntN(loopWorkers); k.rng.IntN(4) {
+	case 0:
+		k.run[i].kill()
+		k.workerKills++
+		k.sleep(0, 200*time.Millisecond)
+		k.run[i] = k.pool.start()
+	case 1: // longer than three heartbeats: the server takes it for lost
+		k.run[i].signal(syscall.SIGSTOP)
+		k.workerPauses++
+		k.sleep(4*heartbeat, 5*heartbeat)
+		k.run[i].signal(syscall.SIGCONT)
+		k.sleep(0, 200*time.Millisecond) // its late answers meet the server that gave them up
+	}
+}
+
+// killServer ends the server and starts the next one: now and then one that is
+// killed before it is ready.
+func (k *loop) killServer() {
+	k.srv.kill()
+	k.serverKills++
+	if said := k.srv.log.String(); strings.Contains(said, "panic") {
+		k.t.Fatalf("the server panicked; its log ends:\n%s", said)
+	}
+	if k.rng.IntN(6) == 0 {
+		if err := k.srv.launch(); err != nil {
+			k.t.Fatal(err)
+		}
+		k.sleep(0, 120*time.Millisecond)
+		k.srv.kill()
+		k.serverKills++
+	}
+	k.srv.start()
+}
+
+// settle tells the flows that wait for clients to end, and waits until no flow
+// runs any more.
+func (k *loop) settle() {
+	k.load.finish()
+	c := k.load.sure
+	ctx := within(k.t, 2*patience)
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		n, err := c.Count(ctx, "status = running")
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		if n == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			k.stuck(c, n)
+		}
+	}
+}
+
+// stuck shows the flows that do not end.
+func (k *loop) stuck(c *client.Client, n uint64) {
+	var b strings.Builder
+	for i, err := range c.Search(within(k.t, patience), "status = running", 5) {
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		out, _, _ := k.srv.command(nil, "flow", "describe", i.ID)
+		story, _, _ := k.srv.command(nil, "flow", "history", i.ID)
+		fmt.Fprintf(&b, "%s%s\n", out, story)
+	}
+	queues, _, _ := k.srv.command(nil, "queue", "list", "--json")
+	k.t.Fatalf("%d flows do not end:\n%s\nqueues: %s", n, &b, queues)
+}
