@@ -18,6 +18,7 @@ import (
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 
@@ -27,6 +28,7 @@ import (
 
 const (
 	defaultAddress  = "127.0.0.1:8080"
+	readBuffer      = 256 << 10 // bytes read at once: answers may be large
 	defaultPatience = 10 * time.Second
 	defaultMaxOpen  = 16384
 	maxStreams      = 4         // connections of one client
@@ -126,6 +128,8 @@ func dialOptions(o Options) []grpc.DialOption {
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(mux.Codec{Alias: true}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithDisableRetry(), // calls are sent again here, where it is known which ones may be
 		grpc.WithDisableServiceConfig(),
+		grpc.WithReadBufferSize(readBuffer),
+		experimental.WithBufferPool(mux.Buffers),
 		grpc.WithInitialWindowSize(windowBytes),
 		grpc.WithInitialConnWindowSize(windowBytes),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/perdure-dev/perdure/internal/config"
@@ -97,7 +98,7 @@ func NewServer(cfg Config) *Server {
 	s := &Server{cfg: cfg, keys: keysOf(cfg.Auth), draining: make(chan struct{}),
 		workers: slots{most: cfg.MaxStreams}, streams: slots{most: cfg.MaxStreams}}
 	opts := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(mux.Codec{}),
+		grpc.ForceServerCodecV2(mux.Codec{}), experimental.BufferPool(mux.Buffers),
 		grpc.MaxRecvMsgSize(MaxFrame), grpc.MaxSendMsgSize(MaxFrame), grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxConnStreams),
 		grpc.InitialConnWindowSize(connWindow), grpc.InitialWindowSize(streamWindow),

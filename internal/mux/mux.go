@@ -4,6 +4,7 @@
 package mux
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -38,10 +39,6 @@ type Codec struct {
 // aliasFrom is the size of messages from which sharing pays.
 const aliasFrom = 32 << 10
 
-// buffers is what messages are encoded to and read from; the sizes are those of
-// frames.
-var buffers = mem.NewTieredBufferPool(4<<10, 16<<10, 64<<10, 192<<10, 384<<10, 1<<20)
-
 var _ encoding.CodecV2 = Codec{}
 
 // Name implements encoding.CodecV2: on the wire it is plain protobuf.
@@ -59,12 +56,12 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 		_, err := m.MarshalToSizedBufferVT(b)
 		return mem.BufferSlice{mem.SliceBuffer(b)}, err
 	}
-	b := buffers.Get(n)
+	b := Buffers.Get(n)
 	if _, err := m.MarshalToSizedBufferVT((*b)[:n]); err != nil {
-		buffers.Put(b)
+		Buffers.Put(b)
 		return nil, err
 	}
-	return mem.BufferSlice{mem.NewBuffer(b, buffers)}, nil
+	return mem.BufferSlice{mem.NewBuffer(b, Buffers)}, nil
 }
 
 // Unmarshal implements encoding.CodecV2. Messages own their memory.
@@ -74,9 +71,13 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 		return fmt.Errorf("mux: %T is not a message of this protocol", v)
 	}
 	if c.Alias && data.Len() >= aliasFrom {
-		return m.UnmarshalVTUnsafe(data.Materialize())
+		parts := make([][]byte, len(data))
+		for i, b := range data {
+			parts[i] = b.ReadOnlyData()
+		}
+		return m.UnmarshalVTUnsafe(bytes.Join(parts, nil)) // unlike make, it does not clear what it fills
 	}
-	buf := data.MaterializeToBuffer(buffers)
+	buf := data.MaterializeToBuffer(Buffers)
 	defer buf.Free()
 	return m.UnmarshalVT(buf.ReadOnlyData())
 }
