@@ -82,6 +82,7 @@ func (s *Shared) Close() {
 func (s *Shared) Drop() { s.cache.Reserve(int(s.cache.MaxSize()))() }
 
 const (
+	compactL0          = 16 // L0 sublevels; keys come in no order, so each compaction rewrites most of the level below
 	stopWritesL0       = 64 // L0 sublevels; each costs reads, a stalled writer costs more
 	stopWritesMemTable = 6
 	manualStopWrites   = 1000
@@ -101,6 +102,7 @@ func (d *DB) pebbleOptions() *pebble.Options {
 		MemTableSize:                uint64(size),
 		MemTableStopWritesThreshold: stopWritesMemTable,
 		L0StopWritesThreshold:       stopWritesL0,
+		L0CompactionThreshold:       compactL0,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 1 },
 		MaxManifestFileSize:         1 << 20,
 		DisableAutomaticCompactions: d.o.Manual,
