@@ -163,10 +163,14 @@ func (t *tx) remember(r *wire.Request) {
 	if r.RequestId == "" {
 		return
 	}
-	t.f.Requests = append(t.f.Requests, r)
-	if n := len(t.f.Requests); n > MaxRequests {
-		t.f.Requests = slices.Delete(t.f.Requests, 0, n-MaxRequests)
+	r.Seq, r.Lsn = t.f.NextRequest, t.e.Lsn
+	t.f.NextRequest++
+	if len(t.f.Requests) < MaxRequests {
+		t.f.Requests = append(t.f.Requests, r)
+		return
 	}
+	copy(t.f.Requests, t.f.Requests[1:])
+	t.f.Requests[MaxRequests-1] = r
 }
 
 // applyDropMessages takes waiting messages away.

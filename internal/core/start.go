@@ -130,14 +130,17 @@ func (t *tx) newRun() {
 	}
 	t.rememberStart()
 	var keys []*wire.Request
+	next := old.NextRequest
 	for _, r := range old.Requests {
 		if strings.HasPrefix(r.RequestId, startKey) {
-			keys = append(keys, r)
+			keys = append(keys, &wire.Request{RequestId: r.RequestId, MessageId: r.MessageId, PayloadHash: r.PayloadHash, Output: r.Output, Seq: next, Lsn: t.e.Lsn})
+			next++
 		}
 	}
 	*t.f = wire.Flow{
 		Id: old.Id, NextExec: old.NextExec, LastEvent: old.LastEvent, EventCount: old.EventCount,
 		ItemCount: old.ItemCount, Outbox: old.Outbox, NextOutgoing: old.NextOutgoing, Requests: keys,
+		FirstRequest: old.NextRequest, NextRequest: next,
 	}
 }
 

@@ -105,13 +105,14 @@ func (b *Batch) PutFlowSince(f *wire.Flow, lsn uint64) {
 	if b.fail(CheckFlowID(f.GetId())) {
 		return
 	}
-	whole := f.Attributes
-	f.Attributes = b.putValues(f.Id, whole, lsn)
+	attributes, requests := f.Attributes, f.Requests
+	f.Attributes = b.putValues(f.Id, attributes, lsn)
+	f.Requests = b.putRequests(f.Id, requests, lsn)
 	b.key = appendIDKey(b.key[:0], tableFlow, f.Id)
 	b.put(b.key, f)
 	m := mark{id: f.Id, open: core.HasOutstanding(f), over: f.Status != wire.Status_RUNNING, from: len(b.entries)}
 	b.entries = appendEntries(b.entries, f)
-	f.Attributes = whole
+	f.Attributes, f.Requests = attributes, requests
 	m.to = len(b.entries)
 	b.marks = append(b.marks, m)
 }
@@ -155,7 +156,7 @@ func (b *Batch) DeleteFlow(id string) {
 	b.key = appendIDKey(b.key[:0], tableFlow, id)
 	b.fail(b.b.Delete(b.key, nil))
 	b.fail(b.b.DeleteRange(appendEventsKey(nil, id), afterEvents(nil, id), nil))
-	b.fail(b.b.DeleteRange(appendValuesKey(nil, id), afterValues(nil, id), nil))
+	b.fail(b.b.DeleteRange(appendPartsKey(nil, id, 0), appendPartsKey(nil, id, 0xff), nil))
 	b.marks = append(b.marks, mark{id: id, over: true})
 }
 

@@ -56,7 +56,7 @@ func appendEntry(b []byte, write func([]byte) []byte) []byte {
 
 // appendAttribute gives one entry for each value of an attribute, in order.
 func appendAttribute(b []byte, a *wire.Attribute) []byte {
-	if a.Index == wire.Attribute_NONE || len(a.Value) == 0 {
+	if a.Index == wire.Attribute_NONE || len(a.Value) == 0 || isLarge(a) {
 		return b
 	}
 	var one [1]query.Value

@@ -12,7 +12,8 @@ import (
 // The whole key layout. The first byte names the table; numbers are
 // big-endian, so that byte order is number order.
 //
-//	a <flow ID> 00 <name>          a large attribute  → its value
+//	a <flow ID> 00 v <name>        a large attribute  → its value
+//	a <flow ID> 00 r <slot:1>      an idempotency key → wire.Request
 //	e <flow ID> 00 <lsn:8> <n:4>   one event          → wire.Event
 //	f <flow ID>                    one flow           → wire.Flow
 //	i …                            the search index   → see indexkey.go (derived)
@@ -24,7 +25,7 @@ import (
 // A flow ID has no NUL byte, so the NUL behind it in the event table ends it:
 // no flow's events lie within another's, whatever the IDs.
 const (
-	tableValue    = 'a'
+	tablePart     = 'a'
 	tableEvent    = 'e'
 	tableFlow     = 'f'
 	tableMeta     = 'm'
@@ -92,13 +93,26 @@ func appendOutboxKey(b []byte, p pos) []byte { return appendPos(append(b, tableO
 // afterEvents is the first key behind all events of the flow.
 func afterEvents(b []byte, id string) []byte { return append(appendIDKey(b, tableEvent, id), 1) }
 
-// appendValuesKey gives what the keys of all large attributes of a flow begin with.
-func appendValuesKey(b []byte, id string) []byte { return append(appendIDKey(b, tableValue, id), 0) }
+// Parts of a flow that are not in its row.
+const (
+	partValue   = 'v'
+	partRequest = 'r'
+)
 
-func appendValueKey(b []byte, id, name string) []byte { return append(appendValuesKey(b, id), name...) }
+// appendPartsKey gives what the keys of all parts of one kind begin with.
+func appendPartsKey(b []byte, id string, kind byte) []byte {
+	return append(appendIDKey(b, tablePart, id), 0, kind)
+}
 
-// afterValues is the first key behind all large attributes of the flow.
-func afterValues(b []byte, id string) []byte { return append(appendIDKey(b, tableValue, id), 1) }
+func appendValueKey(b []byte, id, name string) []byte {
+	return append(appendPartsKey(b, id, partValue), name...)
+}
+
+// appendRequestKey gives the slot of an idempotency key: a younger one takes the
+// row of the one that is forgotten for it.
+func appendRequestKey(b []byte, id string, seq uint64) []byte {
+	return append(appendPartsKey(b, id, partRequest), byte(seq%core.MaxRequests))
+}
 
 // prefixEnd gives the first key behind all keys with this prefix, in place.
 // The table byte is never 0xff, so there always is one.

@@ -67,7 +67,7 @@ func (d *DB) Compact(ctx context.Context) error {
 		return ErrClosed
 	}
 	defer d.gate.leave()
-	if err := d.db.Compact(ctx, []byte{tableValue}, []byte{tableProgress + 1}, false); err != nil {
+	if err := d.db.Compact(ctx, []byte{tablePart}, []byte{tableProgress + 1}, false); err != nil {
 		return fmt.Errorf("state: compact tables in %q: %w", d.dir, err)
 	}
 	return nil

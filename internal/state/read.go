@@ -102,8 +102,7 @@ func eventRow(fn func(*wire.Event) error) func(key, row []byte) error {
 
 // Flows calls fn with the flows whose ID begins with prefix, in order of ID or
 // against it, at most limit of them (0 or less: all). A page begins behind
-// after, the last ID of the page before; empty = the first page. Large values of
-// attributes are left out: the attribute has their size.
+// after, the last ID of the page before; empty = the first page.
 func (d *DB) Flows(prefix, after string, limit int, desc bool, fn func(*wire.Flow) error) error {
 	lower := appendIDKey(nil, tableFlow, prefix)
 	upper := prefixEnd(appendIDKey(nil, tableFlow, prefix))
@@ -124,13 +123,16 @@ func (d *DB) Flows(prefix, after string, limit int, desc bool, fn func(*wire.Flo
 		if err != nil {
 			return err
 		}
+		if err := d.fill(f); err != nil {
+			return err
+		}
 		return fn(f)
 	})
 }
 
 // OpenFlows calls fn with the flows that have outstanding effects, in order of
 // ID, at a cost that grows with these and not with all flows. Large values of
-// attributes are left out: the attribute has their size.
+// attributes are left out (the attribute has their size), and idempotency keys.
 func (d *DB) OpenFlows(fn func(*wire.Flow) error) error {
 	return d.scan([]byte{tableOpen}, []byte{tableOpen + 1}, 0, false, func(key, _ []byte) error {
 		f, err := get(d, appendIDKey(nil, tableFlow, string(key[1:])), decodeFlow)
@@ -198,7 +200,7 @@ func (d *DB) Hash() (uint64, error) {
 		_, _ = h.Write(key)
 		_, _ = h.Write(row)
 		if key[0] == tableFlow {
-			return d.hashValues(h, row)
+			return d.hashParts(h, row)
 		}
 		return nil
 	}

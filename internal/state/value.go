@@ -5,6 +5,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -54,8 +55,58 @@ func (b *Batch) DropValue(flowID, name string) {
 // row of its own.
 func inRow(a *wire.Attribute) bool { return a.Size > 0 && len(a.Value) == 0 && a.Blob == "" }
 
-// fill reads the large values of a flow.
+// putRequests writes the idempotency keys of lsn or later, each as a row of its
+// own, and gives those that stay in the flow's row: of before keys had a number.
+func (b *Batch) putRequests(id string, requests []*wire.Request, lsn uint64) []*wire.Request {
+	for i := len(requests) - 1; i >= 0 && requests[i].Lsn >= lsn && requests[i].Lsn != 0; i-- {
+		b.key = appendRequestKey(b.key[:0], id, requests[i].Seq)
+		b.put(b.key, requests[i])
+	}
+	old := 0
+	for old < len(requests) && requests[old].Lsn == 0 {
+		old++
+	}
+	return requests[:old]
+}
+
+// fillRequests reads the idempotency keys of the flow's run, oldest first.
+func (d *DB) fillRequests(f *wire.Flow) error {
+	if f.NextRequest == f.FirstRequest {
+		return nil
+	}
+	first := f.FirstRequest
+	if f.NextRequest > core.MaxRequests {
+		first = max(first, f.NextRequest-core.MaxRequests)
+	}
+	found := make([]*wire.Request, f.NextRequest-first)
+	err := d.scan(appendPartsKey(nil, f.Id, partRequest), appendPartsKey(nil, f.Id, partRequest+1), 0, false, func(_, row []byte) error {
+		r := &wire.Request{}
+		if err := r.UnmarshalVT(row); err != nil {
+			return fmt.Errorf("%w: idempotency key of flow %q: %v", ErrDamaged, f.Id, err)
+		}
+		if r.Seq >= first && r.Seq < f.NextRequest {
+			found[r.Seq-first] = r
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for i, r := range found {
+		if r == nil {
+			return d.readError(fmt.Errorf("%w: idempotency key %d of flow %q is missing", ErrDamaged, first+uint64(i), f.Id))
+		}
+	}
+	f.Requests = append(f.Requests, found...)
+	f.Requests = f.Requests[max(0, len(f.Requests)-core.MaxRequests):]
+	return nil
+}
+
+// fill reads what of a flow is not in its row.
 func (d *DB) fill(f *wire.Flow) error {
+	if err := d.fillRequests(f); err != nil {
+		return err
+	}
 	for _, a := range f.Attributes {
 		if !inRow(a) {
 			continue
@@ -75,9 +126,9 @@ func (d *DB) fill(f *wire.Flow) error {
 	return nil
 }
 
-// hashValues adds the large values of a flow's row to its hash: rows that no
-// flow refers to any more do not count.
-func (d *DB) hashValues(h *xxhash.Digest, row []byte) error {
+// hashParts adds what of a flow is not in its row to its hash: rows that no flow
+// refers to any more do not count.
+func (d *DB) hashParts(h *xxhash.Digest, row []byte) error {
 	f, err := decodeFlow(row)
 	if err != nil {
 		return err
@@ -87,6 +138,10 @@ func (d *DB) hashValues(h *xxhash.Digest, row []byte) error {
 	}
 	for _, a := range f.Attributes {
 		_, _ = h.Write(a.Value) // a hash never fails
+	}
+	for _, r := range f.Requests {
+		_, _ = h.WriteString(r.RequestId)
+		_, _ = h.WriteString(r.MessageId)
 	}
 	return nil
 }

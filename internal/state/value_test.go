@@ -2,10 +2,12 @@ package state
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
@@ -57,8 +59,37 @@ func TestLargeValuesHaveRowsOfTheirOwn(t *testing.T) {
 	}
 	write(t, d, 4, func(b *Batch) { b.DeleteFlow("f") })
 	rows := 0
-	must(t, d.scan([]byte{tableValue}, []byte{tableValue + 1}, 0, false, func(_, _ []byte) error { rows++; return nil }))
+	must(t, d.scan([]byte{tablePart}, []byte{tablePart + 1}, 0, false, func(_, _ []byte) error { rows++; return nil }))
 	if rows != 0 {
 		t.Errorf("%d values are left of a deleted flow", rows)
+	}
+}
+
+func TestRequestsHaveRowsOfTheirOwn(t *testing.T) {
+	d := openMem(t, vfs.NewMem(), Options{})
+	f := flow("f", false, 1)
+	f.Requests = []*wire.Request{{RequestId: "old"}} // of before keys had a number
+	f.NextRequest = 0
+	total := 0
+	for lsn := uint64(1); lsn <= 600; lsn++ {
+		f.Requests = append(f.Requests, &wire.Request{RequestId: fmt.Sprint("r", lsn), MessageId: "m", Seq: f.NextRequest, Lsn: lsn})
+		f.NextRequest++
+		f.Requests = f.Requests[max(0, len(f.Requests)-core.MaxRequests):]
+		write(t, d, lsn, func(b *Batch) { b.PutFlowSince(f, lsn); total = b.Len() })
+		if lsn == 3 || lsn == 256 || lsn == 257 || lsn == 600 {
+			got, err := d.Flow("f")
+			must(t, err)
+			if !got.EqualVT(f) {
+				t.Fatalf("at %d: read %d requests, first %v", lsn, len(got.Requests), got.Requests[0])
+			}
+		}
+	}
+	if total > 1000 {
+		t.Errorf("a commit of one key among %d takes %d bytes", len(f.Requests), total)
+	}
+	f.Requests, f.FirstRequest = nil, f.NextRequest // a new run
+	write(t, d, 601, func(b *Batch) { b.PutFlowSince(f, 601) })
+	if got, err := d.Flow("f"); err != nil || len(got.Requests) != 0 {
+		t.Errorf("a new run has %d keys of the former one (%v)", len(got.Requests), err)
 	}
 }

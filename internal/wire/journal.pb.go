@@ -3437,6 +3437,8 @@ type Flow struct {
 	RunStart       *Cursor                `protobuf:"bytes,31,opt,name=run_start,json=runStart,proto3" json:"run_start,omitempty"`                 // the run's first event; older ones are of former runs
 	StepsDone      uint64                 `protobuf:"varint,32,opt,name=steps_done,json=stepsDone,proto3" json:"steps_done,omitempty"`             // of this run
 	Trace          []byte                 `protobuf:"bytes,33,opt,name=trace,proto3" json:"trace,omitempty"`
+	NextRequest    uint64                 `protobuf:"varint,34,opt,name=next_request,json=nextRequest,proto3" json:"next_request,omitempty"`    // seq of the next idempotency key
+	FirstRequest   uint64                 `protobuf:"varint,35,opt,name=first_request,json=firstRequest,proto3" json:"first_request,omitempty"` // seq of the run's first one
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3702,6 +3704,20 @@ func (x *Flow) GetTrace() []byte {
 	return nil
 }
 
+func (x *Flow) GetNextRequest() uint64 {
+	if x != nil {
+		return x.NextRequest
+	}
+	return 0
+}
+
+func (x *Flow) GetFirstRequest() uint64 {
+	if x != nil {
+		return x.FirstRequest
+	}
+	return 0
+}
+
 type Channel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3820,6 +3836,8 @@ type Request struct {
 	MessageId     string                 `protobuf:"bytes,2,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
 	PayloadHash   uint64                 `protobuf:"fixed64,3,opt,name=payload_hash,json=payloadHash,proto3" json:"payload_hash,omitempty"` // xxHash64 of the payload; 0 = not known
 	Output        []byte                 `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`                                // of an Update
+	Seq           uint64                 `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`                                     // counts the keys of a flow
+	Lsn           uint64                 `protobuf:"varint,6,opt,name=lsn,proto3" json:"lsn,omitempty"`                                     // the entry that brought it; 0 in state of before there was seq
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3880,6 +3898,20 @@ func (x *Request) GetOutput() []byte {
 		return x.Output
 	}
 	return nil
+}
+
+func (x *Request) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Request) GetLsn() uint64 {
+	if x != nil {
+		return x.Lsn
+	}
+	return 0
 }
 
 // Step is one step execution.
@@ -4542,7 +4574,8 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"initial_us\x18\x02 \x01(\x03R\tinitialUs\x12\x15\n" +
 	"\x06max_us\x18\x03 \x01(\x03R\x05maxUs\x12\x19\n" +
 	"\btotal_us\x18\x04 \x01(\x03R\atotalUs\x12)\n" +
-	"\x10backoff_permille\x18\x05 \x01(\rR\x0fbackoffPermille\"\xd3\t\n" +
+	"\x10backoff_permille\x18\x05 \x01(\rR\x0fbackoffPermille\"\x9b\n" +
+	"\n" +
 	"\x04Flow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x15\n" +
@@ -4586,21 +4619,25 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\trun_start\x18\x1f \x01(\v2\x1a.perdure.journal.v1.CursorR\brunStart\x12\x1d\n" +
 	"\n" +
 	"steps_done\x18  \x01(\x04R\tstepsDone\x12\x14\n" +
-	"\x05trace\x18! \x01(\fR\x05trace\"T\n" +
+	"\x05trace\x18! \x01(\fR\x05trace\x12!\n" +
+	"\fnext_request\x18\" \x01(\x04R\vnextRequest\x12#\n" +
+	"\rfirst_request\x18# \x01(\x04R\ffirstRequest\"T\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\apending\x18\x02 \x03(\v2\x1b.perdure.journal.v1.MessageR\apending\"H\n" +
 	"\aMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x13\n" +
-	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"\x82\x01\n" +
+	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"\xa6\x01\n" +
 	"\aRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
 	"message_id\x18\x02 \x01(\tR\tmessageId\x12!\n" +
 	"\fpayload_hash\x18\x03 \x01(\x06R\vpayloadHash\x12\x16\n" +
-	"\x06output\x18\x04 \x01(\fR\x06output\"\xa9\x05\n" +
+	"\x06output\x18\x04 \x01(\fR\x06output\x12\x10\n" +
+	"\x03seq\x18\x05 \x01(\x04R\x03seq\x12\x10\n" +
+	"\x03lsn\x18\x06 \x01(\x04R\x03lsn\"\xa9\x05\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x124\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1e.perdure.journal.v1.Step.StateR\x05state\x120\n" +

@@ -1195,6 +1195,8 @@ func (m *Flow) CloneVT() *Flow {
 	r.AttributesLsn = m.AttributesLsn
 	r.RunStart = m.RunStart.CloneVT()
 	r.StepsDone = m.StepsDone
+	r.NextRequest = m.NextRequest
+	r.FirstRequest = m.FirstRequest
 	if rhs := m.Attributes; rhs != nil {
 		tmpContainer := make([]*Attribute, len(rhs))
 		for k, v := range rhs {
@@ -1313,6 +1315,8 @@ func (m *Request) CloneVT() *Request {
 	r.RequestId = m.RequestId
 	r.MessageId = m.MessageId
 	r.PayloadHash = m.PayloadHash
+	r.Seq = m.Seq
+	r.Lsn = m.Lsn
 	if rhs := m.Output; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -3606,6 +3610,12 @@ func (this *Flow) EqualVT(that *Flow) bool {
 	if string(this.Trace) != string(that.Trace) {
 		return false
 	}
+	if this.NextRequest != that.NextRequest {
+		return false
+	}
+	if this.FirstRequest != that.FirstRequest {
+		return false
+	}
 	return string(this.unknownFields) == string(that.unknownFields)
 }
 
@@ -3693,6 +3703,12 @@ func (this *Request) EqualVT(that *Request) bool {
 		return false
 	}
 	if string(this.Output) != string(that.Output) {
+		return false
+	}
+	if this.Seq != that.Seq {
+		return false
+	}
+	if this.Lsn != that.Lsn {
 		return false
 	}
 	return string(this.unknownFields) == string(that.unknownFields)
@@ -6888,6 +6904,20 @@ func (m *Flow) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.FirstRequest != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FirstRequest))
+		i--
+		dAtA[i] = 0x2
+		i--
+		dAtA[i] = 0x98
+	}
+	if m.NextRequest != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.NextRequest))
+		i--
+		dAtA[i] = 0x2
+		i--
+		dAtA[i] = 0x90
+	}
 	if len(m.Trace) > 0 {
 		i -= len(m.Trace)
 		copy(dAtA[i:], m.Trace)
@@ -7303,6 +7333,16 @@ func (m *Request) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Lsn != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Lsn))
+		i--
+		dAtA[i] = 0x30
+	}
+	if m.Seq != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Seq))
+		i--
+		dAtA[i] = 0x28
 	}
 	if len(m.Output) > 0 {
 		i -= len(m.Output)
@@ -9114,6 +9154,12 @@ func (m *Flow) SizeVT() (n int) {
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.NextRequest != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.NextRequest))
+	}
+	if m.FirstRequest != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.FirstRequest))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -9179,6 +9225,12 @@ func (m *Request) SizeVT() (n int) {
 	l = len(m.Output)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Seq != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Seq))
+	}
+	if m.Lsn != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Lsn))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -17507,6 +17559,44 @@ func (m *Flow) UnmarshalVT(dAtA []byte) error {
 				m.Trace = []byte{}
 			}
 			iNdEx = postIndex
+		case 34:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NextRequest", wireType)
+			}
+			m.NextRequest = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NextRequest |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 35:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FirstRequest", wireType)
+			}
+			m.FirstRequest = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.FirstRequest |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -17919,6 +18009,44 @@ func (m *Request) UnmarshalVT(dAtA []byte) error {
 				m.Output = []byte{}
 			}
 			iNdEx = postIndex
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Seq", wireType)
+			}
+			m.Seq = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Seq |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 6:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Lsn", wireType)
+			}
+			m.Lsn = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Lsn |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -27235,6 +27363,44 @@ func (m *Flow) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.Trace = dAtA[iNdEx:postIndex]
 			iNdEx = postIndex
+		case 34:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NextRequest", wireType)
+			}
+			m.NextRequest = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NextRequest |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 35:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FirstRequest", wireType)
+			}
+			m.FirstRequest = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.FirstRequest |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -27657,6 +27823,44 @@ func (m *Request) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.Output = dAtA[iNdEx:postIndex]
 			iNdEx = postIndex
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Seq", wireType)
+			}
+			m.Seq = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Seq |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 6:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Lsn", wireType)
+			}
+			m.Lsn = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Lsn |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
