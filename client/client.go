@@ -201,11 +201,13 @@ func (c *Client) persist(ctx context.Context, w *wire.Call, m manner) (*wire.Ans
 		return a, nil
 	}
 	r := retries{patience: c.patience, since: time.Now()}
+	doubt := false // a former try may have taken effect, whatever the last one is told
 	for {
 		pause, ok := r.next(ctx, err, m)
 		if !ok || !sleep(ctx, pause) {
-			return nil, final(ctx, err, m)
+			return nil, final(ctx, err, m, doubt)
 		}
+		doubt = doubt || m.write && mayHaveHappened(err)
 		began := time.Now()
 		// The former Call may still lie in a frame of the connection that broke.
 		w = &wire.Call{Trace: w.Trace, Verb: w.Verb}
@@ -216,6 +218,13 @@ func (c *Client) persist(ctx context.Context, w *wire.Call, m manner) (*wire.Ans
 			r.reset() // it waited, it was not refused
 		}
 	}
+}
+
+// mayHaveHappened says that a try may have taken effect though it has no answer.
+func mayHaveHappened(err error) bool {
+	var lost *errLost
+	var e *Error
+	return errors.As(err, &lost) || errors.As(err, &e) && e.Unknown
 }
 
 // retries says how long and how often a call is tried again.
@@ -252,7 +261,7 @@ func (r *retries) next(ctx context.Context, err error, m manner) (time.Duration,
 			return 0, true // the server's bound on waiting, not ours
 		}
 		return 0, false
-	case ErrUnknown.Code: // the server has lost it on its way to the journal
+	case ErrUnknown.Code, codeWorkerLost: // the server has lost it on its way to the journal, or to the handler's answer
 		if !m.again {
 			return 0, false
 		}
@@ -269,8 +278,23 @@ func (r *retries) next(ctx context.Context, err error, m manner) (time.Duration,
 	return pause, true
 }
 
-// final makes an error for the caller of what the last try gave.
-func final(ctx context.Context, err error, m manner) error {
+// final makes an error for the caller of what the last try gave. With doubt the
+// fate of a former one is not known, and so that of the call is not: what
+// refuses the last try, an unknown flow type say, may not have been so before.
+func final(ctx context.Context, err error, m manner, doubt bool) error {
+	err = ofLast(ctx, err, m)
+	var e *Error
+	if !doubt || !errors.As(err, &e) || e.Unknown {
+		return err
+	}
+	own := *e
+	own.Unknown = true
+	own.Message += "; an earlier try may have taken effect"
+	return &own
+}
+
+// ofLast is final without former tries.
+func ofLast(ctx context.Context, err error, m manner) error {
 	var lost *errLost
 	var unsent *errUnsent
 	switch {

@@ -112,6 +112,31 @@ func TestLostConnection(t *testing.T) {
 	}
 }
 
+// TestDoubt: a refusal says nothing of a former try whose answer was lost.
+func TestDoubt(t *testing.T) {
+	var f *fake
+	var tries atomic.Int32
+	f = newFake(t, func(_ *wire.Call, answer func(*wire.Answer)) {
+		if tries.Add(1) == 1 {
+			f.cut()
+			return
+		}
+		answer(refuseWith("unknown_type", 0))
+	})
+	c := f.client(Options{})
+	_, err := c.Start(background(t), StartRequest{Type: "t", Step: "s"})
+	if !errors.Is(err, ErrUnknown) || !errors.Is(err, ErrUnknownType) || tries.Load() != 2 {
+		t.Errorf("after a lost answer: %v after %d tries", err, tries.Load())
+	}
+	if _, err = c.Start(background(t), StartRequest{Type: "t", Step: "s"}); errors.Is(err, ErrUnknown) || !errors.Is(err, ErrUnknownType) {
+		t.Errorf("at the first try: %v", err)
+	}
+	tries.Store(0)
+	if _, err = c.Describe(background(t), "f"); errors.Is(err, ErrUnknown) {
+		t.Errorf("of a read: %v", err)
+	}
+}
+
 func TestRestart(t *testing.T) {
 	f := newFake(t, echo)
 	c := f.client(Options{})

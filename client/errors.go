@@ -56,6 +56,7 @@ var (
 const (
 	codeSlowReader = "slow_reader"
 	codeInternal   = "internal"
+	codeWorkerLost = "worker_lost"
 )
 
 // Error gives the message, and the hint after it.

@@ -168,7 +168,7 @@ func (c *Client) follow(ctx context.Context, after Cursor, open func(*wire.Curso
 		}
 		pause, ok := again.next(ctx, err, waiting)
 		if !ok || !sleep(ctx, pause) {
-			return final(ctx, err, waiting)
+			return final(ctx, err, waiting, false)
 		}
 	}
 }
