@@ -45,7 +45,7 @@ func (Nightly) Execute(ctx *flow.Context, day int) (flow.Decision, error) {
 var reports = flow.Define("report", flow.Step(Nightly{}), sales, stopSales)
 
 // A flow that wakes each night. (To start a flow by the calendar, use a
-// schedule: client.PutSchedule, or perdure schedule put.)
+// schedule: client.PutSchedule, or perdure schedule create.)
 func Example_report() {
 	env := perduretest.Open(reports)
 	defer env.Close()

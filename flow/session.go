@@ -22,6 +22,7 @@ const (
 	flushPause     = 250 * time.Millisecond
 	maxBeat        = time.Second // between two signs of life of one attempt
 	minBeat        = 10 * time.Millisecond
+	deafAfter      = 10 * time.Second // past the deadline a handler is said to ignore it
 )
 
 // session is one stream to a server, and the host of the handlers whose tasks
@@ -229,6 +230,7 @@ type stepJob struct {
 
 	lastBeat time.Time // guarded by s.mu
 	mark     []byte    // guarded by s.mu; the newest checkpoint
+	told     bool      // guarded by s.mu; that it ignores its deadline
 }
 
 func (j *stepJob) run() {
@@ -316,8 +318,23 @@ func (s *session) keepAlive() {
 			s.mu.Unlock()
 			if now.Sub(last) >= s.beat {
 				last = now
+				s.noteDeaf(now)
 				_ = s.send.Put(0, func(*wire.WorkerFrame) {})
 			}
+		}
+	}
+}
+
+// noteDeaf logs handlers that ignore their deadline: they keep a place of the
+// worker's concurrency, although the server has given them up.
+func (s *session) noteDeaf(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, j := range s.tasks {
+		l := &j.call.life
+		if over := now.Sub(l.begin) - l.limit; l.limit > 0 && over > deafAfter && !j.told {
+			j.told = true
+			s.log.Warn("a handler ignores its deadline: it should heed its context", "flow", id.flow, "step", j.call.c.step, "over", over)
 		}
 	}
 }
