@@ -62,29 +62,29 @@ func (c *flowClient) next() {
 	c.busy = true
 	box := c.rng.intn(c.w.p.mailboxes)
 	switch roll := c.rng.intn(100); {
-	case roll < 30:
+	case roll < 26:
 		c.w.started++
 		typ := pick(c.rng, typeCount, typeCount, typeParent, typePay, typeKeyed, typeSaga, typeRace)
 		id := flowPrefix + nameOf("f", c.w.started)
 		c.w.strict = append(c.w.strict, id)
 		c.start(id, typ, nil)
-	case roll < 45:
+	case roll < 40:
 		c.mail(flowPrefix + nameOf("mail", box))
-	case roll < 58:
+	case roll < 52:
 		c.add(flowPrefix + nameOf("entity", box))
-	case roll < 66:
+	case roll < 58:
 		c.get(flowPrefix + nameOf("entity", box))
-	case roll < 69:
+	case roll < 61:
 		id := flowPrefix + nameOf("entity", box)
 		c.command(id, "sets an attribute", true, &wire.Entry{FlowId: id, Command: &wire.Entry_SetAttributes{SetAttributes: &wire.SetAttributes{
 			Attributes: []*wire.Attribute{attrInt("other", c.rng.intn(100))}}}}, nil)
-	case roll < 72 && c.w.started > 0:
+	case roll < 65 && c.w.started > 0:
 		id := flowPrefix + nameOf("f", 1+c.rng.intn(c.w.started))
 		c.command(id, "pays", true, &wire.Entry{FlowId: id, Command: &wire.Entry_Publish{Publish: &wire.Publish{Channel: "payments", Payload: []byte(`"card"`), RequestId: c.key()}}}, nil)
-	case roll < 76 && c.w.started > 0:
+	case roll < 68 && c.w.started > 0:
 		c.read(flowPrefix + nameOf("f", 1+c.rng.intn(c.w.started)))
 	default:
-		c.disturb(flowPrefix + nameOf("x", c.rng.intn(3)))
+		c.disturb(flowPrefix + nameOf("x", c.rng.intn(2)))
 	}
 }
 
@@ -290,7 +290,7 @@ func (c *flowClient) disturb(id string) {
 	case 3, 4:
 		what = "publishes"
 		text := pick(c.rng, "end", "a", "b")
-		e.Command = &wire.Entry_Publish{Publish: &wire.Publish{Channel: pick(c.rng, "in", "payments"), Payload: []byte(text), RequestId: c.key(), MaxPending: 20}}
+		e.Command = &wire.Entry_Publish{Publish: &wire.Publish{Channel: pick(c.rng, "in", "payments", "spare"), Payload: []byte(text), RequestId: c.key(), MaxPending: 20}}
 	case 5:
 		what = "stops"
 		e.Command = &wire.Entry_StopFlow{StopFlow: &wire.StopFlow{How: wire.StopFlow_How(c.rng.intn(3)), Reason: "by a client", GraceUs: c.rng.between(1_000, 400_000)}}
@@ -302,7 +302,7 @@ func (c *flowClient) disturb(id string) {
 		e.Command = &wire.Entry_SkipTimer{SkipTimer: &wire.SkipTimer{}}
 	case 8:
 		what = "drops messages of"
-		e.Command = &wire.Entry_DropMessages{DropMessages: &wire.DropMessages{Channel: pick(c.rng, "in", "payments")}}
+		e.Command = &wire.Entry_DropMessages{DropMessages: &wire.DropMessages{Channel: pick(c.rng, "in", "spare", "spare")}}
 	case 9:
 		c.reset(id)
 		return

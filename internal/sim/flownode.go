@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -129,12 +130,13 @@ func (f *flowNode) answered(e *wire.Entry) {
 type router struct {
 	*pool
 	flows  *flowNode
-	live   map[attemptKey]bool // handed out in this life, and not answered durably
-	queued map[stepKey]bool    // wait for a slot
+	live   map[attemptKey]bool            // handed out in this life, and not answered durably
+	queued map[stepKey]bool               // wait for a slot
+	early  map[attemptKey]*partition.Work // whose start is not durable yet
 }
 
 func newRouter(p *part) *router {
-	return &router{pool: p.pool, flows: p.n.flows, live: map[attemptKey]bool{}, queued: map[stepKey]bool{}}
+	return &router{pool: p.pool, flows: p.n.flows, live: map[attemptKey]bool{}, queued: map[stepKey]bool{}, early: map[attemptKey]*partition.Work{}}
 }
 
 // Reserve implements partition.Executor.
@@ -177,6 +179,11 @@ func (r *router) Dispatch(pw *partition.Work) {
 		return
 	}
 	r.live[key] = true
+	if pw.Committed() {
+		r.keyNames(pw)
+	} else {
+		r.early[key] = pw
+	}
 	r.flows.dispatch.Dispatch(pw)
 }
 
@@ -204,7 +211,53 @@ func (r *router) Commit(pw *partition.Work) {
 	if pw.Attempt.LSN > r.p.durable {
 		r.world().violate("gate", pw.FlowID, "start of step %d is called durable, its entry %d is not", pw.Exec, pw.Attempt.LSN)
 	}
+	delete(r.early, attemptKey{r.p.id, pw.FlowID, pw.Exec, pw.Attempt})
+	r.keyNames(pw)
 	r.flows.dispatch.Commit(pw)
+}
+
+// keyNames: of the attempts whose start is durable, all with one idempotency key
+// are for the same work. Those that were lost before may have been for other
+// work: see docs/adr/0010-async-steps.md.
+func (r *router) keyNames(pw *partition.Work) {
+	w, key, is := r.world(), workKey(pw), workOf(pw)
+	if was, ok := w.works[key]; ok && was != is {
+		w.violate("work", pw.FlowID, "key %s stands for %q, and stood for %q", key, is, was)
+	}
+	w.works[key] = is
+	if was, ok := w.lostWorks[key]; ok {
+		delete(w.lostWorks, key)
+		if was == is {
+			w.fault("async-again")
+		} else {
+			w.fault("async-other-way")
+		}
+	}
+}
+
+// workKey is the idempotency key, of each of a step's two handlers.
+func workKey(pw *partition.Work) string {
+	if pw.WaitPhase {
+		return pw.Key() + "-waitfor"
+	}
+	return pw.Key()
+}
+
+// workOf is what a step is to do.
+func workOf(pw *partition.Work) string {
+	b := fmt.Appendf(nil, "%s %q", pw.Name, pw.Input)
+	for _, m := range pw.Matched {
+		b = fmt.Appendf(b, " %q", m.Payload)
+	}
+	return string(b)
+}
+
+// loseEarly is the end of a life: attempts whose start was not durable are lost.
+func (r *router) loseEarly() {
+	w := r.world()
+	for _, pw := range r.early {
+		w.lostWorks[workKey(pw)] = workOf(pw)
+	}
 }
 
 // Cancel implements partition.Executor.

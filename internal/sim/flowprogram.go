@@ -35,7 +35,7 @@ func flowTypes() []*wire.FlowType {
 		return t
 	}
 	return []*wire.FlowType{
-		mk(typeCount, "inc", "inc-async"), mk(typeMail, "read"), mk(typeEntity, "rest"), mk(typeParent, "gather"),
+		mk(typeCount, "inc", "inc-async", "hop-async"), mk(typeMail, "read"), mk(typeEntity, "rest"), mk(typeParent, "gather"),
 		mk(typePay, "pay"), mk(typeKeyed, "charge"), mk(typeSaga, "book", "undo"), mk(typeRace, "run"),
 	}
 }
@@ -142,8 +142,10 @@ func (f *flowWorker) handle(t *wire.Task) *wire.StepResult {
 			Close: &wire.Close{How: wire.Close_FAIL, Error: "too many bad days"}}
 	}
 	switch t.Step {
-	case "inc", "inc-async":
+	case "inc":
 		return f.count(t, func() *wire.StepSpec { return countStep(t.Step) })
+	case "inc-async", "hop-async": // which one is a matter of chance, again after a loss
+		return f.count(t, func() *wire.StepSpec { return countStep(pick(f.rng, "inc-async", "hop-async")) })
 	case "charge":
 		if t.Exec == 2 && f.rng.percent(40) {
 			return &wire.StepResult{} // a dead end: the other one closes

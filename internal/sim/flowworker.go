@@ -114,12 +114,16 @@ func (s *workerStream) beat() {
 		m := &wire.WorkerFrame{}
 		for _, k := range f.sorted() {
 			if t := f.running[k]; t.task.HeartbeatUs > 0 {
-				m.Heartbeats = append(m.Heartbeats, &wire.Heartbeat{FlowId: t.task.FlowId, Exec: t.task.Exec, Attempt: t.task.Attempt, Checkpoint: []byte(`"half"`)})
+				m.Heartbeats = append(m.Heartbeats, heartbeat(t.task))
 			}
 		}
 		s.send(m)
 		s.beat()
 	})
+}
+
+func heartbeat(t *wire.Task) *wire.Heartbeat {
+	return &wire.Heartbeat{FlowId: t.FlowId, Exec: t.Exec, Attempt: t.Attempt, Checkpoint: []byte(`"half"`)}
 }
 
 // Put implements dispatch.Outlet.
@@ -237,6 +241,9 @@ func (f *flowWorker) start(t *wire.Task) {
 	}
 	ft := &flowTask{task: t}
 	f.running[key] = ft
+	if s := f.stream; t.HeartbeatUs > 0 && s != nil && f.rng.percent(50) {
+		s.send(&wire.WorkerFrame{Heartbeats: []*wire.Heartbeat{heartbeat(t)}})
+	}
 	took := f.rng.between(100, 20_000)
 	if f.rng.percent(8) {
 		took += f.rng.between(0, 800_000)

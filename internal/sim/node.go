@@ -269,6 +269,7 @@ func (w *world) die(left *disk) {
 	for _, p := range n.parts {
 		if p.pool != nil {
 			w.ghosts = append(w.ghosts, p.pool.ghosts()...)
+			p.flows.loseEarly()
 		}
 	}
 	n.discard()

@@ -133,6 +133,7 @@ func (p *params) shapeFlows(s *source) {
 	case "flowcrash":
 		p.crashEveryUs, p.tripped, p.powerLoss = pick(s, int64(400_000), 1_000_000, 2_000_000), 50, 60
 		p.appendFails = pick(s, 0, 5)
+		p.slowAppend, p.slowAppendUs = pick(s, 0, 20, 60), pick(s, int64(20_000), 300_000) // ASYNC steps run far ahead
 	case "flowslots":
 		p.workers, p.workerSlots, p.crashEveryUs = 1+s.intn(2), 1, pick(s, int64(0), 3_000_000)
 		p.queueBound = pick(s, 2, 10, 100)

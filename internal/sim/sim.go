@@ -118,7 +118,7 @@ func newWorld(p params, rng *source, m mutant) *world {
 	w := &world{
 		p: p, rng: rng, oracle: oracle.New(), mutant: m, disk: newDisk(),
 		known: map[string]bool{}, acked: map[string]uint64{}, turns: map[string][]string{},
-		model: oracle.NewFlows(), given: map[taskKey]bool{},
+		model: oracle.NewFlows(), given: map[taskKey]bool{}, works: map[string]string{}, lostWorks: map[string]string{},
 		attempts: map[attemptKey]bool{}, tally: tally{faults: map[string]int{}},
 	}
 	w.trace.hash.Reset()

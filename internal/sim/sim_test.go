@@ -36,6 +36,35 @@ func mustRun(t *testing.T, seed uint64, scenario string, m mutant) *Result {
 	return r
 }
 
+// TestFlowsReachEverything: the scenarios of flows accept each kind of command,
+// and meet each kind of loss.
+func TestFlowsReachEverything(t *testing.T) {
+	took, faults := map[string]int{}, map[string]int{}
+	for _, sc := range []string{"flows", "flowcrash", "flowslots"} {
+		for seed := range 12 + seeds(t) {
+			r := mustRun(t, seed, sc, mutant{})
+			for k, n := range r.Commands {
+				took[k] += n
+			}
+			for k, n := range r.Faults {
+				faults[k] += n
+			}
+		}
+	}
+	t.Log(took, faults)
+	for _, kind := range strings.Fields("StartFlow Publish StepResult Redispatch FireTimer DeleteFlow SetAttributes StopFlow StartQueued " +
+		"Update Checkpoint SkipTimer DropMessages Reset_ ChildClosed OutboxDone") {
+		if took[kind] == 0 {
+			t.Errorf("no %s was accepted", kind)
+		}
+	}
+	for _, kind := range strings.Fields("async-again async-other-way conflict handler-fails send-twice stream-breaks worker-dies worker-drains worker-hangs kill power overloaded") {
+		if faults[kind] == 0 {
+			t.Errorf("no %s happened", kind)
+		}
+	}
+}
+
 // TestSameSeedSameRun: a run is a function of its seed, also beside others.
 func TestSameSeedSameRun(t *testing.T) {
 	digests := map[string]uint64{}

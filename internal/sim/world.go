@@ -45,9 +45,11 @@ type world struct {
 	workers     []*flowWorker
 	flowClients []*flowClient
 	model       *oracle.Flows
-	given       map[taskKey]bool // attempts that came to workers
-	started     int              // flows that nobody disturbs
-	strict      []string         // their IDs
+	given       map[taskKey]bool  // attempts that came to workers
+	works       map[string]string // by idempotency key, of what was durable
+	lostWorks   map[string]string // of what was not
+	started     int               // flows that nobody disturbs
+	strict      []string          // their IDs
 	letters     []*letter
 	counted     []*counted
 	asks        int // in progress
