@@ -238,8 +238,20 @@ func (b *book) checkChannels(f *wire.Flow) error {
 }
 
 func (b *book) checkRequests(f *wire.Flow) error {
+	// Each key has a row by its number: what the tables give back is those from
+	// first on.
+	first := f.FirstRequest
+	if f.NextRequest > MaxRequests {
+		first = max(first, f.NextRequest-MaxRequests)
+	}
+	if n := f.NextRequest - first; n != uint64(len(f.Requests)) {
+		return fmt.Errorf("%d keys from %d to %d", len(f.Requests), first, f.NextRequest)
+	}
 	var keys []string
-	for _, r := range f.Requests {
+	for i, r := range f.Requests {
+		if r.Seq != first+uint64(i) || r.Lsn == 0 || r.Lsn > b.lsn {
+			return fmt.Errorf("key %d has number %d and entry %d, should be %d", i, r.Seq, r.Lsn, first+uint64(i))
+		}
 		switch start, is := strings.CutPrefix(r.RequestId, startKey); {
 		case is:
 			keys = append(keys, "s "+start)

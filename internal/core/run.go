@@ -227,11 +227,12 @@ func (t *tx) goBack(c *wire.Reset) {
 	waiting := f.Channels
 	typ, parents, priority, retention, timeout, trace := f.Type, f.Parents, f.Priority, f.RetentionUs, f.TimeoutAtUs, f.Trace
 	t.rememberStart()
-	requests := f.Requests
+	requests, first, next := f.Requests, f.FirstRequest, f.NextRequest
 	t.newRun()
 	f.Type, f.Parents, f.Priority, f.RetentionUs, f.Trace, f.Closes = typ, parents, priority, retention, trace, true
 	f.CreatedUs, f.RunId, f.AttributesLsn = t.e.TimeUs, t.mintID("run_"), t.e.Lsn
-	f.Requests = requests // a request that was answered stays so
+	// A request that was answered stays so.
+	f.Requests, f.FirstRequest, f.NextRequest = requests, first, next
 	set := t.setAttributes(c.Attributes)
 	f.AttributesLsn = t.e.Lsn
 	ev := &wire.Event{Type: EventReset, Scope: f.RunId, Exec: c.Exec, Data: []byte(c.Reason), Attributes: set}
