@@ -270,6 +270,7 @@ func (t *rpcTry) called(res *wire.RpcResult, err error) {
 	if stop := t.watch.Load(); stop != nil {
 		(*stop)()
 	}
+	wrong := t.c.s.checkJSON("the output of RPC "+t.req.Name, res.GetUpdate().GetOutput())
 	switch {
 	case err != nil:
 		t.failed = t.unanswered(err)
@@ -277,6 +278,8 @@ func (t *rpcTry) called(res *wire.RpcResult, err error) {
 		t.failed = refuse(Internal, "the worker gave no result of RPC %q", t.req.Name)
 	case res.Error != "":
 		t.failed = &Error{Code: RPCFailed, Message: res.Error, Kind: res.ErrorKind, Position: -1}
+	case wrong != nil:
+		t.failed = refuse(RPCFailed, "its worker answered wrongly: %v", wrong)
 	case !t.rpc.Locked:
 		if writes(res.Update) {
 			t.failed = refuse(RPCFailed, "RPC %q is declared as a read, but its handler wrote something", t.req.Name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -231,6 +232,10 @@ func TestLockedRPCDoesEverythingAHandlerWrites(t *testing.T) {
 	} {
 		update = u
 		w.refused(Invalid, rpc("a", "add", ""))
+	}
+	for _, output := range []string{"{", `"` + strings.Repeat("x", 64<<10) + `"`} {
+		update = &wire.Update{Output: []byte(output)}
+		w.refused(RPCFailed, rpc("a", "add", ""))
 	}
 	update = &wire.Update{Next: []*wire.StepSpec{{Name: "pay", Wait: &wire.Wait{Conditions: []*wire.Condition{
 		{On: &wire.Condition_Flow{Flow: &wire.OnFlow{Start: &wire.StartFlow{Type: "order", Steps: []*wire.StepSpec{{Name: "ship"}}}}}}}}}}}

@@ -129,7 +129,7 @@ func (w *world) Commit(*partition.Work)               {}
 func (w *world) Done(_, _ string, _ uint64, _ string) {}
 func (w *world) Abort()                               {}
 
-func (w *world) Cancel(string, uint64, core.Attempt, string) {}
+func (w *world) Cancel(string, uint64, core.Attempt, string, bool) {}
 
 func (w *world) Queue(q core.Effect) {
 	w.mu.Lock()

@@ -66,6 +66,9 @@ func (s *Service) check(w written) error {
 			return err
 		}
 	}
+	if err := s.checkJSON("the output of the run", w.close.GetOutput()); err != nil {
+		return err
+	}
 	if o := w.close.GetOtherwise(); o != nil {
 		return s.next(w.tenant, w.d, o, w.own)
 	}

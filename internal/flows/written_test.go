@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -72,7 +73,9 @@ func TestCheckResultRefusals(t *testing.T) {
 			{Wait: &wire.Wait{Conditions: []*wire.Condition{{On: &wire.Condition_Flow{Flow: &wire.OnFlow{}}}}}},
 			{Publish: []*wire.Publish{{Channel: "in", OnBusy: wire.Publish_INTERRUPT}}},
 			{Events: []*wire.NewEvent{{Type: "step.completed"}}}, {Events: []*wire.NewEvent{{}}},
+			{Close: &wire.Close{How: wire.Close_FORCE, Output: []byte("{")}},
 		},
+		"too_large": {{Close: &wire.Close{How: wire.Close_GRACEFUL, Output: []byte(`"` + strings.Repeat("x", 64<<10) + `"`)}}},
 	} {
 		for _, r := range rs {
 			if err := w.svc.CheckResult(tenant, "order", r); string(code(err)) != want {
