@@ -572,3 +572,35 @@ func TestRPC(t *testing.T) {
 		}
 	}
 }
+
+func TestRPCMayCloseItsFlow(t *testing.T) {
+	finish := func(d flow.Decision) *wire.RpcResult {
+		rt, err := flow.NewRuntime(flow.Define("f", flow.Step(refund{}), status, paid,
+			flow.NewLockedRPC("end", func(ctx *flow.UpdateContext, _ flow.None) (flow.None, error) {
+				status.Set(ctx, "ended")
+				ctx.Close(d)
+				return flow.None{}, nil
+			})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rt.RPC(context.Background(), &wire.RpcTask{FlowType: "f", Name: "end", Locked: true}, newHost()).Run()
+	}
+	r := finish(flow.CompleteIfEmpty("x", flow.To(refund{}, "y"), paid))
+	if c := r.Update.GetClose(); c.GetHow() != wire.Close_IF_EMPTY || c.Otherwise.GetName() != "refund" || r.Update.Output != nil {
+		t.Errorf("got %v", r)
+	}
+	if r := finish(flow.Fail(nil)); r.Update.GetClose().GetError() != "failed" {
+		t.Errorf("got %v", r)
+	}
+	for want, d := range map[string]flow.Decision{
+		"can close its flow by": flow.GoTo(refund{}, ""),
+		"cannot cancel steps":   flow.Complete(1).Cancelling(refund{}),
+		`no step "gone"`:        flow.CompleteIfEmpty(1, flow.To(flow.Ref[int]("gone"), 1)),
+		"the output of the run": flow.Complete(func() {}),
+	} {
+		if r := finish(d); r.Update != nil || !strings.Contains(r.Error, want) {
+			t.Errorf("got %v, want %q", r, want)
+		}
+	}
+}
