@@ -166,6 +166,11 @@ func (b *book) takeEffects(s step) error {
 			}
 			continue
 		case ReleaseKey:
+			queue := effectKey(Effect{Kind: Queue, Exec: fx.Exec})
+			if _, waits := b.open[queue]; waits && (b.f == nil || stepOf(b.f, fx.Exec) == nil) {
+				delete(b.open, queue) // its place
+				continue
+			}
 			if !b.keys[fx.Exec] || fx.Key == "" {
 				return fmt.Errorf("step %d gives a key back that it does not hold", fx.Exec)
 			}
@@ -282,8 +287,8 @@ func (b *book) checkSent(s step) error {
 // finishes says whether a step of the world may have ended an effect.
 func finishes(s step, fx Effect) bool {
 	f := s.out.Flow
-	st := stepOf(f, fx.Exec)
-	moved := st == nil || slices.ContainsFunc(s.out.Effects, func(o Effect) bool {
+	handed := func(o Effect) bool { return o.Exec == fx.Exec && o.Kind == Dispatch }
+	moved := stepOf(f, fx.Exec) == nil || slices.ContainsFunc(s.out.Effects, func(o Effect) bool {
 		return o.Exec == fx.Exec && (o.Kind == Dispatch || o.Kind == Queue || o.Kind == SetTimer)
 	})
 	skipped := s.e.GetSkipTimer() != nil
@@ -291,7 +296,7 @@ func finishes(s step, fx Effect) bool {
 	case Dispatch:
 		return answers(s.e, fx)
 	case Queue:
-		return moved
+		return slices.ContainsFunc(s.out.Effects, handed)
 	case SetTimer:
 		if fx.Exec == 0 {
 			return f.Status != wire.Status_RUNNING || s.before.GetRunId() != f.RunId || s.e.GetFireTimer() != nil
