@@ -32,7 +32,9 @@ func TestEntriesOfSequentialSteps(t *testing.T) {
 		for i := range k {
 			st := b.f.Steps[0]
 			if st.State == wire.Step_QUEUED {
-				do(1, func(e *wire.Entry) { e.Command = &wire.Entry_StartQueued{StartQueued: &wire.StartQueued{Exec: st.Exec}} })
+				do(1, func(e *wire.Entry) {
+					e.Command = &wire.Entry_StartQueued{StartQueued: &wire.StartQueued{Exec: st.Exec}}
+				})
 			}
 			r := &wire.StepResult{Exec: st.Exec, Attempt: st.Attempt, Next: []*wire.StepSpec{spec}}
 			if i == k-1 {

@@ -24,7 +24,7 @@ const (
 	CancelAttempt                       // tell the worker of this attempt to stop
 	SetTimer                            // propose FireTimer{Exec} at AtUs
 	Queue                               // propose StartQueued{Exec} when there is a slot
-	ReleaseKey                          // the step does not hold its concurrency key any more
+	ReleaseKey                          // the step holds its concurrency key, or its place in a queue, no more
 	Send                                // give Out to its target, then propose OutboxDone
 )
 

@@ -82,7 +82,7 @@ func startCopy(s *wire.StartFlow) *wire.StartFlow {
 	return &wire.StartFlow{
 		Type: s.Type, Attributes: s.Attributes, Steps: s.Steps, Items: s.Items, Publish: s.Publish, RetentionUs: s.RetentionUs,
 		RequestId: s.RequestId, Reuse: s.Reuse, DelayUs: s.DelayUs, TimeoutUs: s.TimeoutUs, Priority: s.Priority,
-		Closes: s.Closes, Parent: s.Parent, Trace: s.Trace,
+		Closes: s.Closes, Parent: s.Parent, Trace: s.Trace, Quiet: s.Quiet,
 	}
 }
 

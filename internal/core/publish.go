@@ -130,7 +130,7 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	t.match(c.Channel)
 	started := !isPending(t.f, c.Channel, m.Id)
 	if !started && !quiet {
-		t.event(&wire.Event{Type: EventPublished, Scope: m.Id, Data: c.Payload})
+		t.event(&wire.Event{Type: EventPublished, Scope: m.Id, Data: c.Payload, Channel: t.channelName(c.Channel)})
 	}
 	t.reply.MessageIDs = append(t.reply.MessageIDs, m.Id)
 	t.reply.Started = started
@@ -150,7 +150,7 @@ func (t *tx) dropPending(channel, id, reason string) int {
 			continue
 		}
 		dropped++
-		t.event(&wire.Event{Type: EventDropped, Scope: m.Id, Data: []byte(reason)})
+		t.event(&wire.Event{Type: EventDropped, Scope: m.Id, Data: []byte(reason), Channel: t.channelName(channel)})
 	}
 	if ch.Pending = keep; len(keep) == 0 {
 		removeChannel(t.f, channel)
@@ -192,6 +192,14 @@ func (t *tx) applyDropMessages(c *wire.DropMessages) error {
 	}
 	t.reply = Reply{RunID: t.f.RunId, Cancelled: n}
 	return nil
+}
+
+// channelName is what the log says of a channel: sessions have one that matters.
+func (t *tx) channelName(name string) string {
+	if t.f.Closes {
+		return name
+	}
+	return ""
 }
 
 func channelOf(f *wire.Flow, name string) *wire.Channel {

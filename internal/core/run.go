@@ -143,7 +143,7 @@ func (t *tx) applyStop(c *wire.StopFlow) error {
 	case c.GraceUs < 0 || c.GraceUs > MaxDelayUs:
 		return refuse(Invalid, "grace is %d microseconds, must be 0 to %d", c.GraceUs, int64(MaxDelayUs))
 	}
-	t.reply = Reply{RunID: t.f.RunId}
+	t.reply = Reply{RunID: t.f.RunId} // closeRun adds the status
 	switch c.How {
 	case wire.StopFlow_CANCEL:
 		t.cancelRun(c)
@@ -225,11 +225,11 @@ func (t *tx) goBack(c *wire.Reset) {
 		t.dropStep(f.Steps[len(f.Steps)-1], "reset")
 	}
 	waiting := f.Channels
-	typ, parents, priority, retention, timeout, trace := f.Type, f.Parents, f.Priority, f.RetentionUs, f.TimeoutAtUs, f.Trace
+	typ, parents, priority, retention, timeout, trace, quiet := f.Type, f.Parents, f.Priority, f.RetentionUs, f.TimeoutAtUs, f.Trace, f.Quiet
 	t.rememberStart()
 	requests, first, next := f.Requests, f.FirstRequest, f.NextRequest
 	t.newRun()
-	f.Type, f.Parents, f.Priority, f.RetentionUs, f.Trace, f.Closes = typ, parents, priority, retention, trace, true
+	f.Type, f.Parents, f.Priority, f.RetentionUs, f.Trace, f.Closes, f.Quiet = typ, parents, priority, retention, trace, true, quiet
 	f.CreatedUs, f.RunId, f.AttributesLsn = t.e.TimeUs, t.mintID("run_"), t.e.Lsn
 	// A request that was answered stays so.
 	f.Requests, f.FirstRequest, f.NextRequest = requests, first, next

@@ -147,7 +147,7 @@ func (t *tx) newRun() {
 func (t *tx) startRun(c *wire.StartFlow) {
 	f, e := t.f, t.e
 	f.Type, f.CreatedUs, f.RetentionUs, f.StartRequestId = c.Type, e.TimeUs, c.RetentionUs, c.RequestId
-	f.Closes, f.Priority, f.Trace = c.Closes, c.Priority, c.Trace
+	f.Closes, f.Quiet, f.Priority, f.Trace = c.Closes, c.Quiet, c.Priority, c.Trace
 	f.RunId = t.mintID("run_")
 	f.AttributesLsn = e.Lsn // also of none: what was read before is told from what is now
 	if c.Parent != nil {

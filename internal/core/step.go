@@ -206,17 +206,24 @@ func (t *tx) handOutAgain(s *wire.Step, reason string) {
 // releaseKey tells that a step that was handed out holds its key no more.
 func (t *tx) releaseKey(s *wire.Step) {
 	if s.Spec.ConcurrencyKey != "" && s.State == wire.Step_STARTED {
-		t.effects = append(t.effects, Effect{Kind: ReleaseKey, FlowID: t.f.Id, Exec: s.Exec, FlowType: t.f.Type,
-			Step: s.Spec.Name, Key: s.Spec.ConcurrencyKey})
+		t.effects = append(t.effects, t.leave(s))
 	}
+}
+
+// leave tells the dispatcher that a step is not its any more.
+func (t *tx) leave(s *wire.Step) Effect {
+	return Effect{Kind: ReleaseKey, FlowID: t.f.Id, Exec: s.Exec, FlowType: t.f.Type, Step: s.Spec.Name, Key: s.Spec.ConcurrencyKey}
 }
 
 // dropStep ends a step whose result nobody waits for.
 func (t *tx) dropStep(s *wire.Step, reason string) {
-	if s.State == wire.Step_STARTED {
+	switch s.State {
+	case wire.Step_STARTED:
 		t.releaseKey(s)
 		t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec,
 			Attempt: attemptOf(s.Attempt), Reason: reason, Forget: true})
+	case wire.Step_QUEUED:
+		t.effects = append(t.effects, t.leave(s))
 	}
 	t.removeStep(s.Exec)
 	t.changed = true

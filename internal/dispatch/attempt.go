@@ -43,6 +43,7 @@ type attempt struct {
 	elem    elem[attempt] // in the worker's tasks, or in l.owed
 	sibling *attempt      // of the same flow
 	key     *key          // that this attempt holds
+	span    *span
 	series  *series
 
 	queuedUs, handedUs int64
@@ -85,6 +86,7 @@ func (t *tenant) put(a *attempt) {
 // forget ends what is known of an attempt, its concurrency key included.
 func (t *tenant) forget(a *attempt) {
 	a.stop()
+	a.span.ended("cancelled")
 	if a.continues {
 		a.continues = false
 		a.l.arriving--
@@ -131,7 +133,7 @@ func (a *attempt) stop() {
 func (a *attempt) hand(w *Worker, now int64) {
 	t := a.l.t
 	task := a.task
-	if !w.give(taskWeight(task), func(f *wire.ServerFrame) { f.Tasks = append(f.Tasks, task) }) {
+	if !w.give(taskWeight(task), func(f *wire.ServerFrame) { f.Tasks = append(f.Tasks, a.out()) }) {
 		w.addFree(1)
 		a.l.owed.push(a.step, &a.elem, a)
 		return
@@ -145,6 +147,15 @@ func (a *attempt) hand(w *Worker, now int64) {
 	a.series.dispatched++
 	t.stick(a.id, w)
 	t.schedule(a)
+}
+
+// out is the task for a worker's frame.
+func (a *attempt) out() *wire.Task {
+	if t := a.task; len(t.Trace) > 0 {
+		a.span = a.l.t.d.begin(t.Trace, "step", a.id, a.l.name, a.step, a.number)
+		t.Trace = a.span.child
+	}
+	return a.task
 }
 
 // schedule sets the instant at which the attempt is looked at next.
@@ -248,6 +259,10 @@ func (a *attempt) replied(_ core.Reply, err error) {
 	}
 	if again == nil {
 		a.series.count(a.outcome)
+		if v == lost {
+			a.span.ended("unknown")
+		}
+		a.span.ended(a.outcome.String())
 		t.forget(a)
 	}
 	drop := a.shown > 0 && again == nil
@@ -291,6 +306,7 @@ func (d *Dispatcher) propose(a *attempt, e *wire.Entry) {
 		t.arm()
 		return
 	}
+	a.span.ended("unknown")
 	t.forget(a) // the next owner hands it out again
 }
 

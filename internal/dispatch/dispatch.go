@@ -89,6 +89,13 @@ type Hooks struct {
 	// RPC: outcome is completed, failed, timeout, lost, cancelled, or the code of a
 	// refusal.
 	RPC func(flowType, name, outcome string, took time.Duration)
+	// Begin opens the span of a hand-out whose flow or call has a trace (a W3C
+	// trace parent); what is "step" or "rpc", id the flow's as users see it, number
+	// that of the attempt. child is the trace parent for the handler. end, if not
+	// nil, is called once, with an outcome as above, with cancelled, or with
+	// unknown: the partition was lost, the next owner hands the step out again. Both
+	// are called under a lock.
+	Begin func(trace []byte, what, id, flowType, name string, number uint32) (child []byte, end func(outcome string))
 }
 
 // Config makes a Dispatcher. Clock, Hub and Log are needed.

@@ -157,13 +157,8 @@ func (d *Dispatcher) Commit(w *partition.Work) {
 
 var _ partition.Executor = (*Dispatcher)(nil)
 
-// Cancel asks a running attempt to end with a result of its own.
-func (d *Dispatcher) Cancel(flowID string, exec uint64, attempt core.Attempt, reason string) {
-	d.cancelAttempt(flowID, exec, attempt, reason, false)
-}
-
-// cancelAttempt asks a running attempt to end; with forget no result is wanted.
-func (d *Dispatcher) cancelAttempt(flowID string, exec uint64, attempt core.Attempt, reason string, forget bool) {
+// Cancel implements partition.Executor.
+func (d *Dispatcher) Cancel(flowID string, exec uint64, attempt core.Attempt, reason string, forget bool) {
 	name, id, _ := split(flowID)
 	t := d.tenantOf(name)
 	if t == nil {

@@ -190,7 +190,7 @@ func TestStepsLeaveTheQueue(t *testing.T) {
 	w.idle()
 	w.d.Queue(core.Effect{FlowID: "nobody's", FlowType: "t"})
 	w.d.Done("nobody's", "t", 1, "")
-	w.d.Cancel("nobody's", 1, core.Attempt{}, "")
+	w.d.Cancel("nobody's", 1, core.Attempt{}, "", false)
 	if n := w.d.Reserve("nobody's", "t", 1); n != 0 {
 		t.Errorf("%d reserved for nobody", n)
 	}

@@ -18,6 +18,7 @@ type call struct {
 	begunUs int64
 	timeout time.Duration
 	retried bool
+	span    *span // of the newest hand-out
 }
 
 // finished is a call that is answered: its caller is told without the lock held.
@@ -115,7 +116,7 @@ func (c *call) send() bool {
 // hand gives the call to w, for one of its RPC credits; false: it cannot take it
 // now.
 func (c *call) hand(w *Worker) bool {
-	if !w.give(callWeight(c.task), func(f *wire.ServerFrame) { f.Rpcs = append(f.Rpcs, c.task) }) {
+	if !w.give(callWeight(c.task), func(f *wire.ServerFrame) { f.Rpcs = append(f.Rpcs, c.out()) }) {
 		return false
 	}
 	c.w = w
@@ -123,6 +124,22 @@ func (c *call) hand(w *Worker) bool {
 	w.sent++
 	w.rpcs.push(&c.elem, c)
 	return true
+}
+
+// out is the call for a worker's frame. With a trace it is a copy: the frame of
+// a former worker may still be written.
+func (c *call) out() *wire.RpcTask {
+	t := c.task
+	if len(t.Trace) == 0 {
+		return t
+	}
+	number := uint32(1)
+	if c.retried {
+		number = 2
+	}
+	c.span = c.l.t.d.begin(t.Trace, "rpc", t.FlowId, c.l.name, t.Name, number)
+	return &wire.RpcTask{Call: t.Call, FlowId: t.FlowId, FlowType: t.FlowType, RunId: t.RunId, Name: t.Name, Input: t.Input,
+		Attributes: t.Attributes, Locked: t.Locked, TimeoutUs: t.TimeoutUs, Trace: c.span.child}
 }
 
 // callWeight is about the bytes of a call in a frame.
@@ -143,6 +160,7 @@ func (c *call) end(now int64, res *wire.RpcResult, err error, outcome string) fi
 	}
 	delete(c.l.t.calls, c.task.Call)
 	c.l.t.dues.unset(&c.due)
+	c.span.ended(outcome)
 	return finished{c, res, err, outcome, now - c.begunUs}
 }
 
@@ -158,6 +176,7 @@ func (w *Worker) takeRPC(r *wire.RpcResult, now int64) {
 	if r.Error != "" {
 		outcome = "failed"
 	}
+	c.span.inherit(r.GetUpdate().GetSends(), nil, r.GetUpdate().GetNext())
 	w.calls = append(w.calls, c.end(now, r, nil, outcome))
 }
 
@@ -188,6 +207,7 @@ func (c *call) lose(reason string, out *after) {
 	c.w = nil
 	if !c.task.Locked && !c.retried {
 		c.retried = true
+		c.span.ended("lost")
 		if !c.send() {
 			c.l.calls.push(c.task.Name, &c.elem, c)
 		}

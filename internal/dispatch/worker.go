@@ -485,10 +485,12 @@ func (w *Worker) propose(a *attempt, r *wire.StepResult) {
 			return
 		}
 	}
+	a.span.inherit(r.Sends, r.Wait, r.Next)
 	a.cmd.StepResult = r
 	a.entry.FlowId, a.entry.Command = a.flowID, &a.cmd
 	if err := d.submitWait(a.flowID, partition.Proposal{Entry: &a.entry, Reply: a.replied}); err != nil {
 		w.t.mu.Lock()
+		a.span.ended("unknown")
 		w.t.forget(a) // the server stops; the next owner hands it out again
 		w.t.mu.Unlock()
 	}
@@ -545,7 +547,13 @@ func (w *Worker) Leave(reason error) {
 	out.run(t)
 	for _, p := range again {
 		err := d.submitWait(p.a.flowID, partition.Proposal{Entry: p.e, Reply: p.a.replied})
-		if err != nil && !errors.Is(err, partition.ErrStopped) && d.ctx.Err() == nil {
+		if err == nil {
+			continue
+		}
+		t.mu.Lock()
+		p.a.span.ended(workerLost.String())
+		t.mu.Unlock()
+		if !errors.Is(err, partition.ErrStopped) && d.ctx.Err() == nil {
 			d.cfg.Log.Error("step of a lost worker not handed out again", "flow", p.a.flowID, "step", p.a.step, "error", err)
 		}
 	}

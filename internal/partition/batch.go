@@ -29,6 +29,7 @@ type gate struct {
 	events  []*wire.Event
 	removed []string // attributes
 	private bool     // sinks are not told: of a flow that closes
+	quiet   bool     // events are not kept
 	effects []effect
 	reply   core.Reply
 	answer  func(core.Reply, error)
@@ -81,6 +82,9 @@ func (b *batch) encodeRows() {
 				b.rows.DeleteFlow(g.flowID) // what follows may create it anew
 				continue
 			}
+			if g.quiet {
+				continue
+			}
 			if g.private {
 				b.rows.PutPrivateEvent(g.flowID, ev)
 			} else {
@@ -93,6 +97,10 @@ func (b *batch) encodeRows() {
 	}
 	for _, h := range b.dirty {
 		if h.flow != nil {
+			if h.fresh {
+				b.rows.Fresh(h.id)
+				h.fresh = false
+			}
 			b.rows.PutFlowSince(h.flow, b.firstLSN)
 		}
 	}

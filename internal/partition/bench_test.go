@@ -26,11 +26,11 @@ type stepper struct {
 	done  chan struct{}
 }
 
-func (s *stepper) Dispatch(w *Work)                            { s.work <- w }
-func (s *stepper) Commit(*Work)                                {}
-func (s *stepper) Cancel(string, uint64, core.Attempt, string) {}
-func (s *stepper) Abort()                                      {}
-func (s *stepper) Publish(string, []*wire.Event)               {}
+func (s *stepper) Dispatch(w *Work)                                  { s.work <- w }
+func (s *stepper) Commit(*Work)                                      {}
+func (s *stepper) Cancel(string, uint64, core.Attempt, string, bool) {}
+func (s *stepper) Abort()                                            {}
+func (s *stepper) Publish(string, []*wire.Event)                     {}
 
 func (s *stepper) answer() {
 	for w := range s.work {

@@ -25,9 +25,9 @@ type family struct {
 	worked map[string]int // children started, by flow; guarded by mu
 }
 
-func (x *family) Commit(*Work)                                {}
-func (x *family) Cancel(string, uint64, core.Attempt, string) {}
-func (x *family) Abort()                                      {}
+func (x *family) Commit(*Work)                                      {}
+func (x *family) Cancel(string, uint64, core.Attempt, string, bool) {}
+func (x *family) Abort()                                            {}
 
 func (x *family) Dispatch(w *Work) {
 	x.wg.Add(1)

@@ -12,6 +12,7 @@ import (
 type hotFlow struct {
 	id      string
 	flow    *wire.Flow // nil: does not exist
+	fresh   bool       // the tables know nothing of it
 	lastLSN uint64     // the newest entry that changed it
 	usedUs  int64
 	pins    int // batches not yet in the tables
@@ -46,7 +47,7 @@ func (m *Machine) load(id string) (*hotFlow, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &hotFlow{id: id, flow: f, usedUs: m.lastUs}
+	h := &hotFlow{id: id, flow: f, fresh: f == nil, usedUs: m.lastUs}
 	if f != nil && f.LastEvent != nil {
 		h.tailFrom = core.Cursor{LSN: f.LastEvent.Lsn, N: f.LastEvent.N}
 		h.lastLSN = 0 // in the tables, so committed

@@ -45,8 +45,9 @@ type Executor interface {
 	Dispatch(w *Work)
 	// Commit says that the start of an attempt dispatched early is durable.
 	Commit(w *Work)
-	// Cancel asks a running attempt to end early with a result of its own.
-	Cancel(flowID string, exec uint64, attempt core.Attempt, reason string)
+	// Cancel asks a running attempt to end early with a result of its own, or,
+	// with forget, without one.
+	Cancel(flowID string, exec uint64, attempt core.Attempt, reason string, forget bool)
 	// Queue says that a step waits for a slot (see core.Queue): propose StartQueued
 	// when there is one.
 	Queue(q core.Effect)
@@ -145,6 +146,9 @@ type Stats struct {
 	EntriesByType map[string]uint64
 }
 
+// MaxEntryBytes bounds one command, so that a frame can hold it.
+const MaxEntryBytes = journal.MaxBodySize - 1<<20
+
 // MaxTypeStats bounds the flow types that are counted apart.
 const MaxTypeStats = 1000
 
@@ -168,13 +172,17 @@ func (m *Machine) Propose(p Proposal) {
 		p.answer(core.Reply{}, &core.Error{Code: core.Invalid, Message: err.Error()})
 		return
 	}
-	h, err := m.load(p.Entry.FlowId)
+	e := p.Entry
+	if n := e.SizeVT(); n > MaxEntryBytes {
+		p.answer(core.Reply{}, &core.Error{Code: core.LimitReached, Message: fmt.Sprintf("the command has %d bytes, at most %d", n, MaxEntryBytes)})
+		return
+	}
+	h, err := m.load(e.FlowId)
 	if err != nil {
 		m.fail(err)
 		p.answer(core.Reply{}, m.err)
 		return
 	}
-	e := p.Entry
 	e.Version, e.Lsn, e.Epoch = core.EntryVersion, m.nextLSN, m.cfg.Epoch
 	e.Seed, e.TimeUs = m.cfg.Env.Rand.Uint64(), m.now()
 	flowType, slots := m.reserve(h.flow, e)
@@ -277,7 +285,7 @@ func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal)
 	m.count(h.flow, out.Flow)
 	m.changed(h, e.Lsn, out)
 	b.touch(h)
-	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
+	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), quiet: out.Flow.GetQuiet(), effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
 	return nil
 }
 
@@ -471,7 +479,7 @@ func (m *Machine) perform(ef *effect) {
 			m.cfg.Executor.Dispatch(ef.work)
 		}
 	case core.CancelAttempt:
-		m.cfg.Executor.Cancel(ef.FlowID, ef.Exec, ef.Attempt, ef.Reason)
+		m.cfg.Executor.Cancel(ef.FlowID, ef.Exec, ef.Attempt, ef.Reason, ef.Forget)
 	case core.SetTimer:
 		m.timers.add(ef.AtUs, ef.FlowID, ef.Exec)
 	case core.Queue:

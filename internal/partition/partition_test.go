@@ -97,7 +97,7 @@ func (w *world) Dispatch(work *Work) {
 	w.early = append(w.early, work)
 }
 func (w *world) Commit(work *Work) { w.ready = append(w.ready, work) }
-func (w *world) Cancel(flow string, exec uint64, _ core.Attempt, reason string) {
+func (w *world) Cancel(flow string, exec uint64, _ core.Attempt, reason string, _ bool) {
 	w.cancelled = append(w.cancelled, fmt.Sprintf("%s/%d %s", flow, exec, reason))
 }
 func (w *world) Abort() { w.aborted = true }

@@ -119,7 +119,7 @@ func (m *Machine) replayEntry(b *batch, raw []byte, lsn uint64) error {
 	m.changed(h, lsn, out)
 	b.count++
 	b.touch(h)
-	b.gates = append(b.gates, gate{lsn: lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out)})
+	b.gates = append(b.gates, gate{lsn: lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), quiet: out.Flow.GetQuiet()})
 	return nil
 }
 

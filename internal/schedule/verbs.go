@@ -174,7 +174,8 @@ func (s *Schedules) create(ctx context.Context, tenant string, sched *schedule) 
 		wake = sched.due(sched.book.Next)
 	}
 	return s.call(ctx, flowID(tenant, sched.spec.Id), &wire.Entry{Command: &wire.Entry_StartFlow{StartFlow: &wire.StartFlow{
-		Type: Type, Attributes: attrs, Steps: []*wire.StepSpec{tick(wake)},
+		Quiet: true, // it ticks for years
+		Type:  Type, Attributes: attrs, Steps: []*wire.StepSpec{tick(wake)},
 	}}})
 }
 

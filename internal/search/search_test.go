@@ -33,7 +33,7 @@ type nobody struct{ partition.Slotless }
 
 func (nobody) Dispatch(*partition.Work)                    {}
 func (nobody) Commit(*partition.Work)                      {}
-func (nobody) Cancel(string, uint64, core.Attempt, string) {}
+func (nobody) Cancel(string, uint64, core.Attempt, string, bool) {}
 func (nobody) Abort()                                      {}
 func (nobody) Publish(string, []*wire.Event)               {}
 

@@ -58,8 +58,8 @@ func (x executor) Dispatch(w *partition.Work) { x.of(w.FlowID).Dispatch(w) }
 func (x executor) Commit(w *partition.Work) { x.of(w.FlowID).Commit(w) }
 
 // Cancel implements partition.Executor.
-func (x executor) Cancel(flowID string, exec uint64, a core.Attempt, reason string) {
-	x.of(flowID).Cancel(flowID, exec, a, reason)
+func (x executor) Cancel(flowID string, exec uint64, a core.Attempt, reason string, forget bool) {
+	x.of(flowID).Cancel(flowID, exec, a, reason, forget)
 }
 
 // Queue implements partition.Executor.

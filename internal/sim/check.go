@@ -99,12 +99,12 @@ func (p *part) checkPrefix() {
 // silence is an executor that does nothing, for a replay beside.
 type silence struct{ partition.Slotless }
 
-func (silence) Dispatch(*partition.Work)                    {}
-func (silence) Commit(*partition.Work)                      {}
-func (silence) Cancel(string, uint64, core.Attempt, string) {}
-func (silence) Abort()                                      {}
-func (silence) Publish(flowID string, events []*wire.Event) {}
-func (silence) Send(string, *wire.Outgoing)                 {}
+func (silence) Dispatch(*partition.Work)                          {}
+func (silence) Commit(*partition.Work)                            {}
+func (silence) Cancel(string, uint64, core.Attempt, string, bool) {}
+func (silence) Abort()                                            {}
+func (silence) Publish(flowID string, events []*wire.Event)       {}
+func (silence) Send(string, *wire.Outgoing)                       {}
 
 // checkReplay replays the whole journal, or what follows the newest snapshot,
 // into fresh tables: they are like those that live.

@@ -261,12 +261,12 @@ func (r *router) loseEarly() {
 }
 
 // Cancel implements partition.Executor.
-func (r *router) Cancel(flow string, exec uint64, attempt core.Attempt, reason string) {
+func (r *router) Cancel(flow string, exec uint64, attempt core.Attempt, reason string, forget bool) {
 	if !isFlow(flow) {
-		r.pool.Cancel(flow, exec, attempt, reason)
+		r.pool.Cancel(flow, exec, attempt, reason, forget)
 		return
 	}
-	r.flows.dispatch.Cancel(flow, exec, attempt, reason)
+	r.flows.dispatch.Cancel(flow, exec, attempt, reason, forget)
 }
 
 // Queue implements partition.Executor.

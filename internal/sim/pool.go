@@ -100,7 +100,7 @@ func (x *pool) Commit(pw *partition.Work) {
 }
 
 // Cancel implements partition.Executor.
-func (x *pool) Cancel(flow string, exec uint64, attempt core.Attempt, reason string) {
+func (x *pool) Cancel(flow string, exec uint64, attempt core.Attempt, reason string, _ bool) {
 	r := x.runs[attemptKey{x.p.id, flow, exec, attempt}]
 	w := x.world()
 	w.tell(flow, "step %d is asked to stop: %s", exec, reason)

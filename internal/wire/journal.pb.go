@@ -809,6 +809,7 @@ type StartFlow struct {
 	Closes        bool   `protobuf:"varint,12,opt,name=closes,proto3" json:"closes,omitempty"`
 	Parent        *Link  `protobuf:"bytes,13,opt,name=parent,proto3" json:"parent,omitempty"` // told when the run closes
 	Trace         []byte `protobuf:"bytes,14,opt,name=trace,proto3" json:"trace,omitempty"`   // W3C trace parent of whoever started it
+	Quiet         bool   `protobuf:"varint,15,opt,name=quiet,proto3" json:"quiet,omitempty"`  // its events are told and not kept: for work that goes on for ever
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -939,6 +940,13 @@ func (x *StartFlow) GetTrace() []byte {
 		return x.Trace
 	}
 	return nil
+}
+
+func (x *StartFlow) GetQuiet() bool {
+	if x != nil {
+		return x.Quiet
+	}
+	return false
 }
 
 // Link names the step's condition that waits for a child flow.
@@ -3439,6 +3447,7 @@ type Flow struct {
 	Trace          []byte                 `protobuf:"bytes,33,opt,name=trace,proto3" json:"trace,omitempty"`
 	NextRequest    uint64                 `protobuf:"varint,34,opt,name=next_request,json=nextRequest,proto3" json:"next_request,omitempty"`    // seq of the next idempotency key
 	FirstRequest   uint64                 `protobuf:"varint,35,opt,name=first_request,json=firstRequest,proto3" json:"first_request,omitempty"` // seq of the run's first one
+	Quiet          bool                   `protobuf:"varint,36,opt,name=quiet,proto3" json:"quiet,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3716,6 +3725,13 @@ func (x *Flow) GetFirstRequest() uint64 {
 		return x.FirstRequest
 	}
 	return 0
+}
+
+func (x *Flow) GetQuiet() bool {
+	if x != nil {
+		return x.Quiet
+	}
+	return false
 }
 
 type Channel struct {
@@ -4148,6 +4164,7 @@ type Event struct {
 	Attributes    []*Attribute           `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"` // what the entry set; one without value and blob was removed
 	Spec          *StepSpec              `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`             // of a step.started: what was started, for a reset
 	Next          []string               `protobuf:"bytes,13,rep,name=next,proto3" json:"next,omitempty"`             // of a step.completed: the steps that it led to
+	Channel       string                 `protobuf:"bytes,14,opt,name=channel,proto3" json:"channel,omitempty"`       // of a channel.published or channel.dropped
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4273,6 +4290,13 @@ func (x *Event) GetNext() []string {
 	return nil
 }
 
+func (x *Event) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
 var File_perdure_journal_v1_journal_proto protoreflect.FileDescriptor
 
 const file_perdure_journal_v1_journal_proto_rawDesc = "" +
@@ -4314,7 +4338,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\fchild_closed\x18\x19 \x01(\v2\x1f.perdure.journal.v1.ChildClosedH\x00R\vchildClosed\x12A\n" +
 	"\voutbox_done\x18\x1a \x01(\v2\x1e.perdure.journal.v1.OutboxDoneH\x00R\n" +
 	"outboxDoneB\t\n" +
-	"\acommand\"\xe0\x04\n" +
+	"\acommand\"\xf6\x04\n" +
 	"\tStartFlow\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12=\n" +
 	"\n" +
@@ -4334,7 +4358,8 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\bpriority\x18\v \x01(\rR\bpriority\x12\x16\n" +
 	"\x06closes\x18\f \x01(\bR\x06closes\x120\n" +
 	"\x06parent\x18\r \x01(\v2\x18.perdure.journal.v1.LinkR\x06parent\x12\x14\n" +
-	"\x05trace\x18\x0e \x01(\fR\x05trace\"L\n" +
+	"\x05trace\x18\x0e \x01(\fR\x05trace\x12\x14\n" +
+	"\x05quiet\x18\x0f \x01(\bR\x05quiet\"L\n" +
 	"\x05Reuse\x12\n" +
 	"\n" +
 	"\x06REFUSE\x10\x00\x12\r\n" +
@@ -4574,7 +4599,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"initial_us\x18\x02 \x01(\x03R\tinitialUs\x12\x15\n" +
 	"\x06max_us\x18\x03 \x01(\x03R\x05maxUs\x12\x19\n" +
 	"\btotal_us\x18\x04 \x01(\x03R\atotalUs\x12)\n" +
-	"\x10backoff_permille\x18\x05 \x01(\rR\x0fbackoffPermille\"\x9b\n" +
+	"\x10backoff_permille\x18\x05 \x01(\rR\x0fbackoffPermille\"\xb1\n" +
 	"\n" +
 	"\x04Flow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -4621,7 +4646,8 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"steps_done\x18  \x01(\x04R\tstepsDone\x12\x14\n" +
 	"\x05trace\x18! \x01(\fR\x05trace\x12!\n" +
 	"\fnext_request\x18\" \x01(\x04R\vnextRequest\x12#\n" +
-	"\rfirst_request\x18# \x01(\x04R\ffirstRequest\"T\n" +
+	"\rfirst_request\x18# \x01(\x04R\ffirstRequest\x12\x14\n" +
+	"\x05quiet\x18$ \x01(\bR\x05quiet\"T\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\apending\x18\x02 \x03(\v2\x1b.perdure.journal.v1.MessageR\apending\"H\n" +
@@ -4669,7 +4695,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\aDELAYED\x10\x04\"(\n" +
 	"\x06Cursor\x12\x10\n" +
 	"\x03lsn\x18\x01 \x01(\x04R\x03lsn\x12\f\n" +
-	"\x01n\x18\x02 \x01(\rR\x01n\"\xd7\x02\n" +
+	"\x01n\x18\x02 \x01(\rR\x01n\"\xf1\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03lsn\x18\x01 \x01(\x04R\x03lsn\x12\f\n" +
 	"\x01n\x18\x02 \x01(\rR\x01n\x12\x13\n" +
@@ -4686,7 +4712,8 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"attributes\x18\v \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
 	"attributes\x120\n" +
 	"\x04spec\x18\f \x01(\v2\x1c.perdure.journal.v1.StepSpecR\x04spec\x12\x12\n" +
-	"\x04next\x18\r \x03(\tR\x04next*^\n" +
+	"\x04next\x18\r \x03(\tR\x04next\x12\x18\n" +
+	"\achannel\x18\x0e \x01(\tR\achannel*^\n" +
 	"\x06Status\x12\v\n" +
 	"\aRUNNING\x10\x00\x12\r\n" +
 	"\tCOMPLETED\x10\x01\x12\n" +

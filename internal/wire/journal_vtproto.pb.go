@@ -214,6 +214,7 @@ func (m *StartFlow) CloneVT() *StartFlow {
 	r.Priority = m.Priority
 	r.Closes = m.Closes
 	r.Parent = m.Parent.CloneVT()
+	r.Quiet = m.Quiet
 	if rhs := m.Attributes; rhs != nil {
 		tmpContainer := make([]*Attribute, len(rhs))
 		for k, v := range rhs {
@@ -1197,6 +1198,7 @@ func (m *Flow) CloneVT() *Flow {
 	r.StepsDone = m.StepsDone
 	r.NextRequest = m.NextRequest
 	r.FirstRequest = m.FirstRequest
+	r.Quiet = m.Quiet
 	if rhs := m.Attributes; rhs != nil {
 		tmpContainer := make([]*Attribute, len(rhs))
 		for k, v := range rhs {
@@ -1413,6 +1415,7 @@ func (m *Event) CloneVT() *Event {
 	r.Exec = m.Exec
 	r.Attempt = m.Attempt
 	r.Spec = m.Spec.CloneVT()
+	r.Channel = m.Channel
 	if rhs := m.Data; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -2016,6 +2019,9 @@ func (this *StartFlow) EqualVT(that *StartFlow) bool {
 		return false
 	}
 	if string(this.Trace) != string(that.Trace) {
+		return false
+	}
+	if this.Quiet != that.Quiet {
 		return false
 	}
 	return string(this.unknownFields) == string(that.unknownFields)
@@ -3616,6 +3622,9 @@ func (this *Flow) EqualVT(that *Flow) bool {
 	if this.FirstRequest != that.FirstRequest {
 		return false
 	}
+	if this.Quiet != that.Quiet {
+		return false
+	}
 	return string(this.unknownFields) == string(that.unknownFields)
 }
 
@@ -3905,6 +3914,9 @@ func (this *Event) EqualVT(that *Event) bool {
 		if vx != vy {
 			return false
 		}
+	}
+	if this.Channel != that.Channel {
+		return false
 	}
 	return string(this.unknownFields) == string(that.unknownFields)
 }
@@ -4459,6 +4471,16 @@ func (m *StartFlow) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Quiet {
+		i--
+		if m.Quiet {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x78
 	}
 	if len(m.Trace) > 0 {
 		i -= len(m.Trace)
@@ -6904,6 +6926,18 @@ func (m *Flow) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Quiet {
+		i--
+		if m.Quiet {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x2
+		i--
+		dAtA[i] = 0xa0
+	}
 	if m.FirstRequest != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FirstRequest))
 		i--
@@ -7602,6 +7636,13 @@ func (m *Event) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Channel) > 0 {
+		i -= len(m.Channel)
+		copy(dAtA[i:], m.Channel)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Channel)))
+		i--
+		dAtA[i] = 0x72
+	}
 	if len(m.Next) > 0 {
 		for iNdEx := len(m.Next) - 1; iNdEx >= 0; iNdEx-- {
 			i -= len(m.Next[iNdEx])
@@ -8034,6 +8075,9 @@ func (m *StartFlow) SizeVT() (n int) {
 	l = len(m.Trace)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Quiet {
+		n += 2
 	}
 	n += len(m.unknownFields)
 	return n
@@ -9160,6 +9204,9 @@ func (m *Flow) SizeVT() (n int) {
 	if m.FirstRequest != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.FirstRequest))
 	}
+	if m.Quiet {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -9379,6 +9426,10 @@ func (m *Event) SizeVT() (n int) {
 			l = len(s)
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	l = len(m.Channel)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -10690,6 +10741,26 @@ func (m *StartFlow) UnmarshalVT(dAtA []byte) error {
 				m.Trace = []byte{}
 			}
 			iNdEx = postIndex
+		case 15:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Quiet", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Quiet = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -17597,6 +17668,26 @@ func (m *Flow) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 36:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Quiet", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Quiet = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -19008,6 +19099,38 @@ func (m *Event) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Next = append(m.Next, string(dAtA[iNdEx:postIndex]))
 			iNdEx = postIndex
+		case 14:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Channel", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Channel = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -20344,6 +20467,26 @@ func (m *StartFlow) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.Trace = dAtA[iNdEx:postIndex]
 			iNdEx = postIndex
+		case 15:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Quiet", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Quiet = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -27401,6 +27544,26 @@ func (m *Flow) UnmarshalVTUnsafe(dAtA []byte) error {
 					break
 				}
 			}
+		case 36:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Quiet", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Quiet = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -28838,6 +29001,42 @@ func (m *Event) UnmarshalVTUnsafe(dAtA []byte) error {
 				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
 			}
 			m.Next = append(m.Next, stringValue)
+			iNdEx = postIndex
+		case 14:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Channel", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.Channel = stringValue
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

@@ -145,7 +145,7 @@ func (p *Pool) Commit(w *partition.Work) {
 }
 
 // Cancel implements partition.Executor.
-func (p *Pool) Cancel(flowID string, exec uint64, attempt core.Attempt, reason string) {
+func (p *Pool) Cancel(flowID string, exec uint64, attempt core.Attempt, reason string, _ bool) {
 	p.mu.Lock()
 	r := p.runs[runKey{flowID, exec, attempt}]
 	p.mu.Unlock()
