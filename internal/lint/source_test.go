@@ -42,6 +42,11 @@ func (s *source) finding(pos token.Pos, format string, args ...any) string {
 }
 
 // readSources parses every Go file of the repository.
+func isModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
+}
+
 func readSources(t *testing.T) []*source {
 	t.Helper()
 	root := filepath.Join("..", "..")
@@ -59,6 +64,9 @@ func readSources(t *testing.T) []*source {
 			case rel == ".":
 			case name == "testdata", name == "node_modules", name == "bin", name == "data", strings.HasPrefix(name, "."):
 				return filepath.SkipDir
+			}
+			if rel != "." && isModule(p) {
+				return filepath.SkipDir // a program of its own: a peer
 			}
 			return nil
 		}

@@ -31,11 +31,11 @@ func (c *testClock) Now() time.Time { return time.UnixMicro(c.us.Load()) }
 // nobody is executor and observer of partitions whose flows have no steps.
 type nobody struct{ partition.Slotless }
 
-func (nobody) Dispatch(*partition.Work)                    {}
-func (nobody) Commit(*partition.Work)                      {}
+func (nobody) Dispatch(*partition.Work)                          {}
+func (nobody) Commit(*partition.Work)                            {}
 func (nobody) Cancel(string, uint64, core.Attempt, string, bool) {}
-func (nobody) Abort()                                      {}
-func (nobody) Publish(string, []*wire.Event)               {}
+func (nobody) Abort()                                            {}
+func (nobody) Publish(string, []*wire.Event)                     {}
 
 type world struct {
 	t     *testing.T
