@@ -64,8 +64,8 @@ var odd = flow.Define("odd", flow.Step(Panics{}, once), flow.Step(Hangs{}, once,
 type Load struct{}
 
 var (
-	bulk  = flow.NewAttribute[string]("bulk")
-	other = flow.NewAttribute[string]("other")
+	bulk   = flow.NewAttribute[string]("bulk")
+	halves = flow.NewAttribute[string]("halves")
 )
 
 func (Load) Execute(ctx *flow.Context, in string) (flow.Decision, error) {
@@ -73,7 +73,7 @@ func (Load) Execute(ctx *flow.Context, in string) (flow.Decision, error) {
 	if err != nil {
 		return flow.Decision{}, err
 	}
-	other.Set(ctx, in[:len(in)/2])
+	halves.Set(ctx, in[:len(in)/2])
 	return flow.Complete([]string{digest(in), digest(have)}), nil
 }
 
@@ -82,7 +82,33 @@ func digest(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-var bulky = flow.Define("bulky", flow.Step(Load{}), bulk, other)
+var bulky = flow.Define("bulky", flow.Step(Load{}), bulk, halves)
+
+// Walk is one of many steps. It writes an attribute, always of the same size,
+// and says where it is at every thousandth.
+type Walk struct{}
+
+var (
+	stride    = flow.NewAttribute[int]("stride", flow.Indexed())
+	milestone = flow.NewAttribute[int]("milestone")
+)
+
+func (Walk) Execute(ctx *flow.Context, left int) (flow.Decision, error) {
+	n, err := stride.Get(ctx)
+	if err != nil {
+		return flow.Decision{}, err
+	}
+	if n++; n%1000 == 0 {
+		milestone.Set(ctx, n)
+	}
+	stride.Set(ctx, n)
+	if left <= 1 {
+		return flow.Complete(n), nil
+	}
+	return flow.GoTo(Walk{}, left-1), nil
+}
+
+var long = flow.Define("long", flow.Step(Walk{}), stride, milestone)
 
 // Hold is a step that takes its time, and writes when it begins and ends.
 type Hold struct{}
@@ -147,4 +173,4 @@ var note = flow.Define("note", flow.Step(Write{}), flow.Step(Approve{}), subject
 
 // program is what the worker processes run. It stands below the steps' methods,
 // so that the compiler knows these when it reads the definitions.
-var program = []*flow.Flow{pipeline, fan, ticker, parent, inbox, counter, trip, odd, bulky, holding, note}
+var program = []*flow.Flow{pipeline, fan, ticker, parent, inbox, counter, trip, odd, bulky, long, holding, note}
