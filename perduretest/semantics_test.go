@@ -297,3 +297,30 @@ func TestRecoveryOfALargeInput(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestReset(t *testing.T) {
+	fixed := false
+	f := flow.Define("one", flow.Step(flow.StepFunc("s", func(ctx *flow.Context, in string) (flow.Decision, error) {
+		sum.Set(ctx, 1)
+		return flow.GoTo(flow.Ref[string]("buggy"), in), nil
+	})), flow.Step(flow.StepFunc("buggy", func(ctx *flow.Context, in string) (flow.Decision, error) {
+		n, err := sum.Get(ctx)
+		sum.Set(ctx, n+10)
+		if !fixed {
+			return flow.Fail(errors.New("a bug")), nil
+		}
+		return flow.Complete(n), err
+	})), sum)
+	env := start(t, f)
+	if o := env.Wait("a"); o.Status != flow.Failed {
+		t.Errorf("got %+v", o)
+	}
+	fixed = true
+	run := env.Reset("a", "buggy")
+	if got := perduretest.Result[int](env, "a"); got != 1 || run == "" {
+		t.Errorf("got %d", got)
+	}
+	if n := perduretest.Get(env, "a", sum); n != 11 {
+		t.Errorf("sum is %d", n)
+	}
+}

@@ -236,6 +236,14 @@ func (e *Env) SkipTimer(id, timer string) {
 	e.must(fmt.Sprintf("skip of timer %q of flow %q", timer, id), &wire.Call{Verb: &wire.Call_SkipTimer{SkipTimer: &wire.SkipTimerRequest{FlowId: id, Condition: timer}}})
 }
 
+// Reset begins a new run of a flow at the last start of a step, with the state
+// as it was then, and gives the run's ID.
+func (e *Env) Reset(id, step string) string {
+	e.helper()
+	e.Settle()
+	return e.must(fmt.Sprintf("reset of flow %q to step %q", id, step), &wire.Call{Verb: &wire.Call_Reset_{Reset_: &wire.ResetRequest{FlowId: id, Step: step, Reason: "test"}}}).GetReset_().GetRunId()
+}
+
 // LoseWorker is a crash of the worker: handlers that run now are told to stop
 // (flow.ErrLost), nothing that they write takes effect, and their steps are
 // handed out again, as further attempts, to a new worker.
