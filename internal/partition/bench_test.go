@@ -2,9 +2,11 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -106,4 +108,54 @@ func benchSteps(b *testing.B, clients int, async bool) {
 	b.ReportMetric(float64(m.Stats().Bytes)/float64(flows*10), "journalB/step")
 	r.Stop()
 	close(s.work)
+}
+
+// BenchmarkLongFlow runs one flow of many steps: what a step costs at its
+// beginning and at its end, on files in memory, so that no disk hides it.
+func BenchmarkLongFlow(b *testing.B) {
+	const steps, part = 20_000, 2_000
+	for range b.N {
+		fs := vfs.NewMem()
+		db, err := state.Open("tables", state.Options{FS: fs})
+		if err != nil {
+			b.Fatal(err)
+		}
+		log, err := journal.Open(fs, "journal", journal.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		s := &stepper{steps: steps, work: make(chan *Work, 1), done: make(chan struct{}, 1)}
+		m, _, err := Open(Config{Epoch: 1, Tables: db, Log: log, Executor: s, Observer: s, Env: env.Real()})
+		if err != nil {
+			b.Fatal(err)
+		}
+		m.Propose(Proposal{Entry: &wire.Entry{FlowId: "t/f/long", Command: &wire.Entry_StartFlow{StartFlow: &wire.StartFlow{
+			Type: "bench", Closes: true, Steps: []*wire.StepSpec{{Name: "step"}}}}}})
+		var early, late time.Duration
+		var earlyBytes, lateBytes uint64
+		for n := uint64(1); n < steps; n++ {
+			began, before := time.Now(), m.Stats().Bytes
+			f, _ := m.Seal()
+			if err := log.Append(f); err != nil {
+				b.Fatal(err)
+			}
+			m.Committed()
+			w := <-s.work
+			m.Propose(Proposal{Entry: &wire.Entry{FlowId: w.FlowID, Command: &wire.Entry_StepResult{StepResult: &wire.StepResult{
+				Exec: w.Exec, Attempt: w.Attempt.Wire(), Next: []*wire.StepSpec{{Name: "step", Input: []byte(`{"n":1}`)}}}}}})
+			switch took, bytes := time.Since(began), m.Stats().Bytes-before; {
+			case n > 10 && n <= 10+part:
+				early, earlyBytes = early+took, earlyBytes+bytes
+			case n > steps-part:
+				late, lateBytes = late+took, lateBytes+bytes
+			}
+		}
+		b.ReportMetric(float64(early.Nanoseconds())/part, "early-ns/step")
+		b.ReportMetric(float64(late.Nanoseconds())/part, "late-ns/step")
+		b.ReportMetric(float64(earlyBytes)/part, "early-journalB/step")
+		b.ReportMetric(float64(lateBytes)/part, "late-journalB/step")
+		if err := errors.Join(db.Close(), log.Close()); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
