@@ -85,6 +85,9 @@ func (t *tenant) put(a *attempt) {
 
 // forget ends what is known of an attempt, its concurrency key included.
 func (t *tenant) forget(a *attempt) {
+	if a.phase == ended {
+		a.span.ended(a.outcome.String())
+	}
 	a.stop()
 	a.span.ended("cancelled")
 	if a.continues {

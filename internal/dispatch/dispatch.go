@@ -251,13 +251,13 @@ func (d *Dispatcher) Drain() {
 }
 
 // Stop ends all streams; nothing is proposed any more. What the workers have is
-// handed out again by the next owner.
+// handed out again by the next owner; calls that wait for one are refused.
 func (d *Dispatcher) Stop() { d.end(ErrDraining) }
 
 // Abort implements partition.Executor: the ownership is lost.
 func (d *Dispatcher) Abort() { d.end(ErrAborted) }
 
-func (d *Dispatcher) end(err error) {
+func (d *Dispatcher) end(err *core.Error) {
 	d.draining.Store(true)
 	if d.stopped.Swap(true) {
 		return
@@ -272,17 +272,25 @@ func (d *Dispatcher) end(err error) {
 		for _, w := range t.workers {
 			w.out.Close(err)
 		}
+		var out after
+		now := d.now()
+		for _, c := range t.calls {
+			if c.w == nil {
+				out.calls = append(out.calls, c.end(now, nil, err, string(err.Code)))
+			}
+		}
 		t.mu.Unlock()
+		out.run(t)
 	}
 }
 
-// Running counts the attempts that workers have.
+// Running counts the attempts and calls that workers have.
 func (d *Dispatcher) Running() int {
 	n := 0
 	for _, t := range d.tenants.Load().all {
 		t.mu.Lock()
 		for _, w := range t.workers {
-			n += w.tasks.n
+			n += w.tasks.n + w.rpcs.n
 		}
 		t.mu.Unlock()
 	}

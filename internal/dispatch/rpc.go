@@ -64,7 +64,7 @@ func (d *Dispatcher) Call(flowID, flowType string, t *wire.RpcTask, timeout time
 	c.due.c = c
 	var err *core.Error
 	switch {
-	case d.draining.Load():
+	case d.draining.Load(): // also when it is stopped: who stops it looks at the calls under the lock
 		err = ErrDraining
 	case callWeight(t) > MaxTask:
 		err = refuse(TooLarge, "the RPC and what it would get of its flow have %d bytes, at most %d fit: keep large values in blobs", callWeight(t), MaxTask)
@@ -205,7 +205,7 @@ func (c *call) lose(reason string, out *after) {
 	now := c.l.t.d.now()
 	c.elem.leave()
 	c.w = nil
-	if !c.task.Locked && !c.retried {
+	if !c.task.Locked && !c.retried && !c.l.t.d.stopped.Load() {
 		c.retried = true
 		c.span.ended("lost")
 		if !c.send() {

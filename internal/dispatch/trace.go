@@ -27,7 +27,7 @@ func (s *span) ended(outcome string) {
 }
 
 // inherit puts the flows that a handler starts below what it did, unless it says
-// where they belong. What it wrote is checked by now, so it is not deep.
+// where they belong.
 func (s *span) inherit(sends []*wire.Send, wait *wire.Wait, next []*wire.StepSpec) {
 	if s == nil || len(s.child) == 0 {
 		return
