@@ -11,7 +11,7 @@ DATA ?= ./data
 # The binary carries its commit; a checkout that git refuses still builds.
 VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 FUZZTIME ?= 5s
-SIM_SEEDS ?= 200
+SIM_SEEDS ?= 300
 E2E_PKGS ?= ./e2e/...
 BIN := bin/perdure
 
@@ -89,7 +89,7 @@ e2e: build ## end-to-end tests with foreign clients (installs node when missing)
 	@$(call need,npm,npm)
 	@$(call need,curl,curl ca-certificates)
 	@$(call need,strace,strace)
-	PERDURE_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout 20m -tags e2e $(E2E_PKGS)
+	PERDURE_BIN=$(abspath $(BIN)) $(GO) test -count=1 -p 1 -timeout 20m -tags e2e $(E2E_PKGS)
 
 .PHONY: bench
 bench: build ## load test with and without persistence, into bench/results
