@@ -82,6 +82,11 @@ type Config struct {
 	Schedules Schedules  // nil: schedules are refused
 	Blobs     blob.Store // nil: blobs are refused
 
+	// Trace is told of each flow that is to be started, with its starter's W3C trace
+	// parent, and gives the one that the flow has; empty = it is not traced. It must
+	// not block. nil: that of the starter.
+	Trace func(parent []byte, id, flowType string) []byte
+
 	Retention   time.Duration // of closed flows whose start says nothing; default 7 days
 	CallTimeout time.Duration // of calls that say nothing; default 60 s
 	MaxPayload  int           // bytes of an input, value or message in line; default 64 KiB

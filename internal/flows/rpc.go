@@ -66,6 +66,9 @@ func (c *call) rpc(req *wire.RpcRequest) {
 		err = checkRequestID(req.RequestId)
 	}
 	if err == nil {
+		err = checkTrace(c.req.Trace)
+	}
+	if err == nil {
 		err = c.s.checkJSON("the input of RPC "+req.Name, req.Input)
 	}
 	if err == nil && req.LockTimeoutUs < 0 {

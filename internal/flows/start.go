@@ -11,12 +11,11 @@ import (
 
 // start creates a flow, in one commit.
 func (c *call) start(req *wire.StartRequest) {
-	id, cmd, err := c.s.startCommand(c.tenant, req)
+	id, cmd, err := c.s.startCommand(c.tenant, req, c.req.Trace)
 	if err != nil {
 		c.fail(err)
 		return
 	}
-	cmd.Trace = c.req.Trace
 	flowID := FlowID(c.tenant, id)
 	e := &wire.Entry{FlowId: flowID, Command: &wire.Entry_StartFlow{StartFlow: cmd}}
 	reply := func(rep core.Reply) *wire.Answer {
@@ -39,12 +38,12 @@ func (c *call) start(req *wire.StartRequest) {
 // flow's declaration says filled in, and the flow's ID as users see it, made when
 // the request has none. Blobs are not looked up. Its errors are *Error.
 func (s *Service) StartCommand(tenant string, req *wire.StartRequest) (id string, cmd *wire.StartFlow, err error) {
-	return s.startCommand(tenant, given(req).CloneVT())
+	return s.startCommand(tenant, given(req).CloneVT(), nil)
 }
 
 // startCommand is StartCommand for a request that is not needed any more: it is
-// changed, and lives on in the command.
-func (s *Service) startCommand(tenant string, req *wire.StartRequest) (id string, cmd *wire.StartFlow, err error) {
+// changed, and lives on in the command. trace is the starter's.
+func (s *Service) startCommand(tenant string, req *wire.StartRequest, trace []byte) (id string, cmd *wire.StartFlow, err error) {
 	id = req.FlowId
 	if id == "" {
 		if req.RequestId != "" {
@@ -56,7 +55,7 @@ func (s *Service) startCommand(tenant string, req *wire.StartRequest) (id string
 	}
 	cmd = &wire.StartFlow{
 		Type: req.FlowType, Attributes: req.Attributes, RequestId: req.RequestId, Reuse: req.Reuse, DelayUs: req.DelayUs,
-		TimeoutUs: req.TimeoutUs, Priority: req.Priority, RetentionUs: req.RetentionUs,
+		TimeoutUs: req.TimeoutUs, Priority: req.Priority, RetentionUs: req.RetentionUs, Trace: trace,
 	}
 	if cmd.Steps, err = firstStep(req); err != nil {
 		return "", nil, err
@@ -67,7 +66,19 @@ func (s *Service) startCommand(tenant string, req *wire.StartRequest) (id string
 	if err := s.complete(tenant, cmd); err != nil {
 		return "", nil, err
 	}
+	if s.cfg.Trace != nil {
+		cmd.Trace = s.cfg.Trace(cmd.Trace, id, cmd.Type)
+	}
 	return id, cmd, nil
+}
+
+// checkTrace bounds what is handed on with a call; what it says is the callee's
+// to read.
+func checkTrace(trace []byte) error {
+	if len(trace) > core.MaxName {
+		return refuse(Invalid, "the trace parent has %d bytes, at most %d", len(trace), core.MaxName)
+	}
+	return nil
 }
 
 // mintID gives an ID whose order is that of time.

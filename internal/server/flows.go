@@ -130,15 +130,35 @@ func (s *Server) openFlows() error {
 		Check: func(tenant, flowType string, r *wire.StepResult) error {
 			return s.flows.CheckResult(tenant, flowType, r)
 		},
-		Hooks: dispatch.Hooks{Attempt: s.metrics.flows.attempt, RPC: s.metrics.flows.rpc},
+		Hooks: dispatch.Hooks{Attempt: s.metrics.flows.attempt, RPC: s.metrics.flows.rpc, Begin: s.beginSpan},
 	})
+	s.declared = newDeclared(s.dispatch, s.store)
+	for _, tenant := range s.tenants() {
+		if err := s.declared.load(context.Background(), tenant); err != nil {
+			s.log.Error("flow types of former workers are not known until they are back", "error", err)
+		}
+	}
 	s.courier = partition.NewCourier(s.env.Clock)
 	s.schedules = schedule.New(schedule.Config{Clock: s.env.Clock, Starter: s.startScheduled})
 	s.flows = flows.New(flows.Config{
-		Hub: s.hub, Env: s.env, Workers: s.dispatch, Searcher: finder{s}, Schedules: s.schedules, Blobs: s.store,
-		Retention: c.Retention, CallTimeout: c.CallTimeout,
+		Hub: s.hub, Env: s.env, Workers: s.declared, Searcher: finder{s}, Schedules: s.schedules, Blobs: s.store,
+		Retention: c.Retention, CallTimeout: c.CallTimeout, Trace: s.traceStart,
 	})
 	return nil
+}
+
+// traceStart makes the span of a flow's start.
+func (s *Server) traceStart(parent []byte, id, flowType string) []byte {
+	return s.tracer.Flow(parent, id, flowType, s.env.Clock.Now())
+}
+
+// beginSpan makes the span of an attempt or a call.
+func (s *Server) beginSpan(trace []byte, what, id, flowType, name string, number uint32) (child []byte, end func(string)) {
+	child, finish := s.tracer.Begin(trace, what, id, flowType, name, number, s.env.Clock.Now())
+	if finish == nil {
+		return child, nil
+	}
+	return child, func(outcome string) { finish(outcome, s.env.Clock.Now()) }
 }
 
 // bindFlows gives what serves users' flows the partitions.

@@ -59,6 +59,7 @@ type Server struct {
 	pool      *worker.Pool
 	sessions  *session.Service
 	dispatch  *dispatch.Dispatcher
+	declared  *declared
 	courier   *partition.Courier
 	flows     *flows.Service
 	schedules *schedule.Schedules
@@ -95,8 +96,9 @@ const openTimeout = 10 * time.Minute
 // closeTimeout bounds how long the last answers may take to leave.
 const closeTimeout = 2 * time.Second
 
-// sinkTimeout bounds how long the end waits for the last lines of the logs;
-// what is not written then is read from the outbox at the next start.
+// sinkTimeout bounds how long the end waits for the last lines of the logs, and
+// as long for the last spans; lines that are not written then are read from the
+// outbox at the next start.
 const sinkTimeout = 5 * time.Second
 
 // Open takes the data directory, recovers every partition and is ready to
@@ -386,6 +388,11 @@ func (s *Server) Close() {
 			if p != nil {
 				s.closePartition(p)
 			}
+		}
+		if s.tracer != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), sinkTimeout)
+			s.report("send the last spans", s.tracer.Close(ctx))
+			cancel()
 		}
 		if s.shared != nil {
 			s.shared.Close()

@@ -70,18 +70,24 @@ func (t *Tracer) Flow(parent []byte, flowID, flowType string, at time.Time) []by
 }
 
 // Begin makes the span of an attempt or a call, if its flow is traced: child is
-// the trace parent for the handler, end is to be called once. For others child
-// is parent and end is nil.
+// the trace parent for the handler, end is to be called once. For others, those
+// whose parent cannot be read or is not sampled among them, child is parent and
+// end is nil.
 func (t *Tracer) Begin(parent []byte, what, flowID, flowType, name string, number uint32, at time.Time) (child []byte, end func(outcome string, at time.Time)) {
 	if t == nil || len(parent) == 0 {
 		return parent, nil
 	}
-	_, span := t.tracer.Start(remote(parent), what+" "+name, trace.WithTimestamp(at), trace.WithSpanKind(trace.SpanKindProducer),
+	c, ok := decode(parent)
+	if !ok || !c.IsSampled() {
+		return parent, nil
+	}
+	ctx := trace.ContextWithRemoteSpanContext(context.Background(), c)
+	_, span := t.tracer.Start(ctx, what+" "+name, trace.WithTimestamp(at), trace.WithSpanKind(trace.SpanKindProducer),
 		trace.WithAttributes(attribute.String("perdure.flow.id", flowID), attribute.String("perdure.flow.type", flowType),
 			attribute.String("perdure."+what, name), attribute.Int64("perdure.attempt", int64(number))))
 	return encode(span.SpanContext()), func(outcome string, at time.Time) {
 		span.SetAttributes(attribute.String("perdure.outcome", outcome))
-		if outcome != "completed" {
+		if outcome != "completed" && outcome != "cancelled" {
 			span.SetStatus(codes.Error, outcome)
 		}
 		span.End(trace.WithTimestamp(at))

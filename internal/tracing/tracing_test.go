@@ -25,6 +25,11 @@ func TestSpansOfAFlow(t *testing.T) {
 	if child, end := tr.Begin(nil, "step", "o1", "order", "charge", 1, at); child != nil || end != nil {
 		t.Error("a flow that is not traced has a span")
 	}
+	for _, p := range []string{"nonsense", caller[:53] + "00"} {
+		if child, end := tr.Begin([]byte(p), "step", "o1", "order", "charge", 1, at); string(child) != p || end != nil {
+			t.Errorf("%q has a span, its child is %q", p, child)
+		}
+	}
 	if err := tr.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
