@@ -252,6 +252,15 @@ func (s *Server) serveFlows(shared net.Listener) (stop func(), err error) {
 	}, nil
 }
 
+// finishFlows answers what clients have asked, until ctx ends.
+func (s *Server) finishFlows(ctx context.Context) {
+	for _, g := range s.grpc {
+		if err := g.Finish(ctx); err != nil {
+			s.log.Warn("calls of clients are left without an answer", "error", err)
+		}
+	}
+}
+
 // drainFlows lets workers finish what they have, until ctx ends.
 func (s *Server) drainFlows(ctx context.Context) {
 	for _, g := range s.grpc {

@@ -454,6 +454,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		cancel()
 		s.hub.Close(partition.ErrStopped) // streams of turns that go on at the next start
 		end, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		s.finishFlows(end)
 		_ = hs.Shutdown(end) // what is open after the time is cut below
 		cancel()
 	case err = <-s.lost:

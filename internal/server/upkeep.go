@@ -31,7 +31,7 @@ func (s *Server) startUpkeep(ctx context.Context) {
 			s.maintain(ctx, p)
 		}()
 	}
-	for _, work := range []func(context.Context){s.releaseMemory, s.sweepBlobs} {
+	for _, work := range []func(context.Context){s.releaseMemory, s.sweepBlobs, s.rememberTypes} {
 		s.upkeep.Add(1)
 		go func() {
 			defer s.upkeep.Done()
