@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -44,6 +45,27 @@ func TestEntriesOfSequentialSteps(t *testing.T) {
 		}
 		if b.f.Status != wire.Status_COMPLETED || len(b.entries) != c.want {
 			t.Errorf("%d steps with %d slots took %d entries, want %d; the run is %v", k, c.slots, len(b.entries), c.want, b.f.Status)
+		}
+	}
+}
+
+// TestNestedStarts: a start may hold the start of a child that holds one, but not
+// for ever.
+func TestNestedStarts(t *testing.T) {
+	nested := func(depth int) *wire.StepSpec {
+		s := &wire.StepSpec{Name: "s"}
+		for i := range depth {
+			s = &wire.StepSpec{Name: "s", Wait: &wire.Wait{Conditions: []*wire.Condition{{On: &wire.Condition_Flow{Flow: &wire.OnFlow{
+				FlowId: fmt.Sprint("s1/c", i), Start: &wire.StartFlow{Type: "t", Steps: []*wire.StepSpec{s}}}}}}}}
+		}
+		return s
+	}
+	for depth, ok := range map[int]bool{1: true, MaxNesting: true, MaxNesting + 1: false, 100_000: false} {
+		b := newBook()
+		e := b.entry()
+		e.Command = &wire.Entry_StartFlow{StartFlow: &wire.StartFlow{Type: "t", Closes: true, Steps: []*wire.StepSpec{nested(depth)}}}
+		if _, err := Apply(nil, e); (err == nil) != ok {
+			t.Errorf("nested %d deep: %v", depth, err)
 		}
 	}
 }

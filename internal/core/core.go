@@ -43,6 +43,7 @@ const (
 	MaxParents     = 64       // steps that wait for one run to close
 	MaxKeptOutput  = 4 << 10  // bytes of an output kept for a repeated request
 	MaxPriority    = 9
+	MaxNesting     = 8 // starts of children within a start, and recoveries
 
 	MaxDelayUs = 100 * 365 * 24 * 3600 * 1_000_000 // a retention or a retry's delay, microseconds
 )

@@ -25,12 +25,31 @@ func checkSpecs(f *wire.Flow, specs []*wire.StepSpec, live int) error {
 	if live+len(specs) > MaxSteps {
 		return refuse(LimitReached, "%d live steps, at most %d", live+len(specs), MaxSteps)
 	}
+	if deeper(specs, MaxNesting) {
+		return refuse(LimitReached, "steps hold the starts of child flows or recoveries more than %d deep", MaxNesting)
+	}
 	for _, s := range specs {
 		if err := checkSpec(f, s); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// deeper reports whether steps hold starts of child flows, or recoveries, that
+// hold further ones, more than n deep.
+func deeper(specs []*wire.StepSpec, n int) bool {
+	for _, s := range specs {
+		if s.GetRecover() != nil && (n == 0 || deeper([]*wire.StepSpec{s.Recover}, n-1)) {
+			return true
+		}
+		for _, c := range s.GetWait().GetConditions() {
+			if start := c.GetFlow().GetStart(); start != nil && (n == 0 || deeper(start.Steps, n-1)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func checkSpec(f *wire.Flow, s *wire.StepSpec) error {
