@@ -18,7 +18,7 @@ import (
 const (
 	heartbeat   = 200 * time.Millisecond
 	loopClients = 12
-	loopWorkers = 2
+	loopWorkers = 4
 	inboxes     = 4
 	counters    = 4
 )
@@ -36,6 +36,10 @@ func fromEnv(t *testing.T, name string, def uint64) uint64 {
 	}
 	return v
 }
+
+// casts are the flows of the workers, by turns: a flow and its child flows are of
+// different programs, which come back at different times.
+var casts = [2][]string{{"pipeline", "inbox"}, {"fan", "ticker", "parent", "counter", "trip"}}
 
 // loop is one run of kills.
 type loop struct {
@@ -63,7 +67,7 @@ func TestKillLoop(t *testing.T) {
 	k.srv.start()
 	k.pool = newWorkers(t, k.srv)
 	for i := range k.run {
-		k.run[i] = k.pool.start()
+		k.run[i] = k.pool.start(casts[i%2]...)
 	}
 	k.load = newLoad(t, k.srv, seed)
 	k.load.begin()
@@ -95,7 +99,7 @@ func (k *loop) live() {
 		k.run[i].kill()
 		k.workerKills++
 		k.sleep(0, 200*time.Millisecond)
-		k.run[i] = k.pool.start()
+		k.run[i] = k.pool.start(casts[i%2]...)
 	case 1: // longer than three heartbeats: the server takes it for lost
 		k.run[i].signal(syscall.SIGSTOP)
 		k.workerPauses++

@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -25,6 +27,7 @@ const (
 	envLedger  = "E2E_WORKER_LEDGER"
 	envKey     = "E2E_WORKER_KEY"
 	envRoom    = "E2E_WORKER_CONCURRENCY"
+	envFlows   = "E2E_WORKER_FLOWS" // names with commas between; empty = all
 )
 
 func TestMain(m *testing.M) {
@@ -49,8 +52,17 @@ func work(address string) error {
 	if err := book.open(os.Getenv(envLedger)); err != nil {
 		return err
 	}
+	mine := program
+	if names := os.Getenv(envFlows); names != "" {
+		mine = nil
+		for _, f := range program {
+			if slices.Contains(strings.Split(names, ","), f.Name()) {
+				mine = append(mine, f)
+			}
+		}
+	}
 	w, err := flow.NewWorker(flow.WorkerOptions{Address: address, Key: os.Getenv(envKey), Concurrency: room,
-		ID: fmt.Sprintf("e2e-%d", os.Getpid()), Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), DrainTimeout: 10 * time.Second}, program...)
+		ID: fmt.Sprintf("e2e-%d", os.Getpid()), Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), DrainTimeout: 10 * time.Second}, mine...)
 	if err != nil {
 		return err
 	}
@@ -71,15 +83,16 @@ func newWorkers(t *testing.T, s *target) *workers {
 	return &workers{t: t, addr: s.addr, dir: t.TempDir(), room: 64}
 }
 
-// start runs one more worker. It is killed at the test's end.
-func (w *workers) start() *process {
+// start runs one more worker, of these flows or of all. It is killed at the
+// test's end.
+func (w *workers) start(flows ...string) *process {
 	w.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	w.next++
-	p, err := launch(environ(envAddress+"="+w.addr, envKey+"="+w.key, envRoom+"="+strconv.Itoa(w.room),
+	p, err := launch(environ(envFlows+"="+strings.Join(flows, ","), envAddress+"="+w.addr, envKey+"="+w.key, envRoom+"="+strconv.Itoa(w.room),
 		envLedger+"="+filepath.Join(w.dir, fmt.Sprintf("%04d.jsonl", w.next))), self)
 	if err != nil {
 		w.t.Fatal(err)
