@@ -97,6 +97,7 @@ func (c *flowClient) key() string {
 func (c *flowClient) start(id, typ string, change func(*wire.StartFlow)) {
 	steps, attrs := firstSteps(typ, id, c.rng)
 	s := &wire.StartFlow{Type: typ, Closes: true, Steps: steps, Attributes: attrs, RequestId: c.key(), Priority: uint32(c.rng.intn(3))}
+	s.Quiet = c.rng.percent(15)
 	if change != nil {
 		change(s)
 	}

@@ -90,7 +90,11 @@ func firstSteps(typ, id string, rng *source) ([]*wire.StepSpec, []*wire.Attribut
 	switch typ {
 	case typeCount:
 		name := pick(rng, "inc", "inc-async")
-		return []*wire.StepSpec{countStep(name)}, []*wire.Attribute{attrInt("k", 1+rng.intn(6))}
+		k := 1 + rng.intn(6)
+		if mayRunEarly(name) && rng.percent(50) {
+			k = 30
+		}
+		return []*wire.StepSpec{countStep(name)}, []*wire.Attribute{attrInt("k", k)}
 	case typeMail:
 		return []*wire.StepSpec{readStep()}, nil
 	case typeEntity:

@@ -167,6 +167,9 @@ func (f *fold) apply(raw []byte) error {
 			delete(f.rows, e.FlowId)
 			continue
 		}
+		if out.Flow.GetQuiet() {
+			continue // shown, and not kept
+		}
 		f.rows[e.FlowId] = append(f.rows[e.FlowId], ev)
 		f.count(ev)
 	}
