@@ -315,15 +315,16 @@ func (s *session) deliver(answers []*wire.Answer) {
 	}
 }
 
-// end fails all that is open. What the server refused before it looked at any
-// call is refused, or can go to the next session; of everything else the fate is
+// end fails all that is open. A server that ends a stream because it stops has
+// answered all that it took, and one that has too many streams took nothing: what
+// has no answer can go to the next session. Of everything else the fate is
 // unknown.
 func (s *session) end(err error, unheard bool) {
 	fate := error(&errLost{err})
 	code, _, said := serverSaid(err)
 	if refused := refusal(s.link, err); refused != nil {
 		fate = refused
-	} else if unheard && said && (code == ErrUnavailable.Code || code == ErrOverloaded.Code) {
+	} else if said && (code == ErrUnavailable.Code || unheard && code == ErrOverloaded.Code) {
 		fate = &errUnsent{err}
 	}
 	s.link.lost(s, err)

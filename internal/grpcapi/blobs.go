@@ -21,6 +21,10 @@ func (v blobsService) Put(stream wire.Blobs_PutServer) error {
 	if v.s.cfg.Blobs == nil {
 		return errNoBlobs
 	}
+	if !v.s.finishing.enter(nil) {
+		return errStopping
+	}
+	defer v.s.finishing.leave(nil)
 	first, err := stream.Recv()
 	if errors.Is(err, io.EOF) {
 		return &core.Error{Code: core.Invalid, Message: "the first chunk of a blob must name its flow"}
@@ -87,6 +91,10 @@ func (v blobsService) Get(ref *wire.BlobRef, stream wire.Blobs_GetServer) (err e
 	if v.s.cfg.Blobs == nil {
 		return errNoBlobs
 	}
+	if !v.s.finishing.enter(nil) {
+		return errStopping
+	}
+	defer v.s.finishing.leave(nil)
 	r, err := v.s.cfg.Blobs.Get(stream.Context(), tenantIn(stream.Context()), ref)
 	if err != nil {
 		return err

@@ -36,14 +36,17 @@ func (e *ending) wait(ctx context.Context) error {
 }
 
 // end sends what is left, for as long as a good reader needs, and ends the
-// sender. One that is stuck ends when the handler has returned.
-func end[F any](s *Server, out *mux.Sender[F], reason error) {
+// sender; false: some is left. One that is stuck ends when the handler has
+// returned.
+func end[F any](s *Server, out *mux.Sender[F], reason error) bool {
 	go out.Close(reason, true)
 	late := make(chan struct{})
 	t := s.cfg.Clock.AfterFunc(flushTimeout, func() { close(late) })
 	defer t.Stop()
 	select {
 	case <-out.Done():
+		return true
 	case <-late:
+		return false
 	}
 }

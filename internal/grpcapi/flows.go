@@ -27,6 +27,15 @@ func (v flowsService) Do(ctx context.Context, c *wire.Call) (*wire.Answer, error
 		return &wire.Answer{Id: c.Id, Error: &wire.Error{Code: string(core.Invalid), Position: -1,
 			Message: "this call has many answers", Hint: "use Stream for watch and live history"}}, nil
 	}
+	if !v.s.finishing.enter(nil) {
+		return elsewhere(c.Id), nil
+	}
+	defer v.s.finishing.leave(nil)
+	var stop chan struct{}
+	if endures(c) {
+		stop = v.s.finishing.begun
+	}
+	id := c.Id
 	ch := make(chan *wire.Answer, 1)
 	v.s.cfg.Flows.Do(ctx, tenantIn(ctx), c, func(a *wire.Answer) {
 		select {
@@ -37,6 +46,8 @@ func (v flowsService) Do(ctx context.Context, c *wire.Call) (*wire.Answer, error
 	select {
 	case a := <-ch:
 		return a, nil
+	case <-stop:
+		return elsewhere(id), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -51,15 +62,24 @@ func (v flowsService) Stream(stream wire.Flows_StreamServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	c := &clientConn{s: v.s, stream: stream, ctx: ctx, tenant: tenantIn(ctx), ended: newEnding(), open: map[uint64]*openCall{}, sent: make(chan struct{})}
+	if !v.s.finishing.enter(c) {
+		return errStopping
+	}
+	defer v.s.finishing.leave(c)
 	c.out = mux.NewSender(maxUnsent, c.send)
 	go c.receive()
 	reason := c.ended.wait(ctx)
 	if reason != nil {
 		cancel() // with an orderly end the calls there are may still be answered
 	}
-	end(v.s, c.out, reason)
+	if !end(v.s, c.out, reason) && reason == errStopping {
+		// The client takes that one to say that what has no answer was not begun.
+		return errSlow
+	}
 	return reason
 }
+
+var errSlow = &core.Error{Code: slowReader, Message: "the client does not read its answers: read faster, or ask less at once"}
 
 // clientConn is one multiplexed stream of a client.
 type clientConn struct {
@@ -70,18 +90,20 @@ type clientConn struct {
 	out    *mux.Sender[wire.Answers]
 	ended  *ending
 
-	mu     sync.Mutex
-	open   map[uint64]*openCall // guarded by mu
-	closed bool                 // guarded by mu; the client asks for nothing more
-	sent   chan struct{}        // guarded by mu; closed and replaced when a frame was sent
+	mu        sync.Mutex
+	open      map[uint64]*openCall // guarded by mu
+	closed    bool                 // guarded by mu; the client asks for nothing more
+	finishing bool                 // guarded by mu; what it asks is refused
+	sent      chan struct{}        // guarded by mu; closed and replaced when a frame was sent
 }
 
 // openCall is a call that is not answered.
 type openCall struct {
-	c      *clientConn
-	id     uint64
-	cancel context.CancelFunc
-	many   bool // answers with more came; owner: who answers
+	c       *clientConn
+	id      uint64
+	endures bool
+	cancel  context.CancelFunc
+	many    bool // answers with more came; owner: who answers
 }
 
 // send puts a frame on the wire and wakes those that wait for room.
@@ -129,23 +151,26 @@ func (c *clientConn) askedAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	if len(c.open) == 0 {
-		c.ended.with(nil)
-	}
+	c.lookDone()
 }
 
 // begin gives one call to the service.
 func (c *clientConn) begin(call *wire.Call) error {
 	ctx, cancel := context.WithCancel(c.ctx)
-	o := &openCall{c: c, id: call.Id, cancel: cancel}
+	o := &openCall{c: c, id: call.Id, cancel: cancel, endures: endures(call)}
 	c.mu.Lock()
+	finishing := c.finishing
 	_, twice := c.open[call.Id]
 	full := len(c.open) >= c.s.cfg.MaxOpenCalls
-	if !twice && !full {
+	if !twice && !full && !finishing {
 		c.open[call.Id] = o
 	}
 	c.mu.Unlock()
 	switch {
+	case finishing:
+		cancel()
+		c.put(elsewhere(call.Id), false)
+		return nil
 	case twice:
 		cancel()
 		return &core.Error{Code: core.Invalid, Message: fmt.Sprintf("call %d is open already: IDs of open calls are unique on a stream", call.Id)}
@@ -178,9 +203,7 @@ func (o *openCall) end() bool {
 		return false
 	}
 	delete(c.open, o.id)
-	if c.closed && len(c.open) == 0 {
-		c.ended.with(nil) // what is put before the sender closes is sent
-	}
+	c.lookDone()
 	return true
 }
 
@@ -217,7 +240,7 @@ func (c *clientConn) put(a *wire.Answer, wait bool) {
 			return // sent, or the stream has ended
 		}
 		if !wait {
-			c.ended.with(&core.Error{Code: slowReader, Message: "the client does not read its answers: read faster, or ask less at once"})
+			c.ended.with(errSlow)
 			return
 		}
 		select {

@@ -90,6 +90,8 @@ type Server struct {
 	once     sync.Once
 	workers  slots
 	streams  slots
+
+	finishing finishing
 }
 
 // NewServer makes a server; Serve it on one listener or more.
@@ -97,6 +99,7 @@ func NewServer(cfg Config) *Server {
 	cfg.setDefaults()
 	s := &Server{cfg: cfg, keys: keysOf(cfg.Auth), draining: make(chan struct{}),
 		workers: slots{most: cfg.MaxStreams}, streams: slots{most: cfg.MaxStreams}}
+	s.finishing.init()
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(mux.Codec{}), experimental.BufferPool(mux.Buffers),
 		grpc.MaxRecvMsgSize(MaxFrame), grpc.MaxSendMsgSize(MaxFrame), grpc.MaxHeaderListSize(maxHeaders),
@@ -126,7 +129,7 @@ func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
 func (s *Server) Drain() { s.once.Do(func() { close(s.draining) }) }
 
 // Stop ends all streams and connections. Stop the dispatcher first, so that
-// workers are told why.
+// workers are told why, and Finish with the clients.
 func (s *Server) Stop() {
 	s.Drain()
 	s.grpc.Stop()

@@ -252,8 +252,10 @@ func (s *Server) serveFlows(shared net.Listener) (stop func(), err error) {
 	}, nil
 }
 
-// finishFlows answers what clients have asked, until ctx ends.
-func (s *Server) finishFlows(ctx context.Context) {
+// finishFlows answers what clients have asked, for closeTimeout.
+func (s *Server) finishFlows() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
 	for _, g := range s.grpc {
 		if err := g.Finish(ctx); err != nil {
 			s.log.Warn("calls of clients are left without an answer", "error", err)

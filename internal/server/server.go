@@ -453,8 +453,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		s.Drain(drain)
 		cancel()
 		s.hub.Close(partition.ErrStopped) // streams of turns that go on at the next start
+		s.finishFlows()
 		end, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		s.finishFlows(end)
 		_ = hs.Shutdown(end) // what is open after the time is cut below
 		cancel()
 	case err = <-s.lost:
