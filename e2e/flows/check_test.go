@@ -43,6 +43,7 @@ func (k *loop) check() string {
 	for _, s := range k.load.starts {
 		v.start(s)
 	}
+	v.wasJoined()
 	for i := range inboxes {
 		v.letters(inboxID(i))
 	}
@@ -111,6 +112,16 @@ func (v *verify) start(s started) {
 	}
 }
 
+// wasJoined notes the messages that fans sent when they were joined.
+func (v *verify) wasJoined() {
+	for i, err := range v.c.Search(v.t.Context(), `type = "fan"`, 0) {
+		if err != nil {
+			v.t.Fatal(err)
+		}
+		v.load.letters = append(v.load.letters, letter{inbox: inboxOf(i.ID), name: joined(i.ID), client: -1, fate: acked})
+	}
+}
+
 // letters: each acknowledged message was consumed by exactly one step, the
 // messages of one client in the order in which they were sent.
 func (v *verify) letters(id string) {
@@ -162,7 +173,7 @@ func (v *verify) letters(id string) {
 			v.fail("the acknowledged message %q of %s was never consumed", m.name, id)
 		case m.fate == refused && there:
 			v.fail("the message %q of %s was refused, and consumed", m.name, id)
-		case there && at < last[m.client]:
+		case there && m.client >= 0 && at < last[m.client]:
 			v.fail("the message %q of %s was consumed before an earlier one of its client", m.name, id)
 		case there:
 			last[m.client] = at
@@ -250,7 +261,31 @@ func (v *verify) counter(id string) {
 	if got := porcupine.CheckOperationsTimeout(model, ops, 20*time.Second); got != porcupine.Ok {
 		v.fail("%s: the history of %d operations is %s", id, len(ops), got)
 	}
+	v.marks(id, all)
 	v.remarks(id)
+}
+
+// marks: each addition that starts a step has started one, and no other has.
+func (v *verify) marks(id string, all []string) {
+	byName := map[string]string{}
+	for key, deeds := range v.deeds {
+		if d := deeds[0]; d.Flow == id && d.Step == "Mark" {
+			name := d.Took[0]
+			if before := byName[name]; before != "" {
+				v.fail("%s: the addition %s started two steps: %s and %s", id, name, before, key)
+			}
+			byName[name] = key
+		}
+	}
+	for _, name := range all {
+		if marked(name) != (byName[name] != "") {
+			v.fail("%s: the addition %s is to start a step: %v; the step's key is %q", id, name, marked(name), byName[name])
+		}
+		delete(byName, name)
+	}
+	for name, key := range byName {
+		v.fail("%s: the step %s was started by the addition %s, which took no effect", id, key, name)
+	}
 }
 
 // remarks: an attribute has the last value that was acknowledged, or a later one

@@ -149,8 +149,8 @@ func (l *load) watch(id string) {
 // end stops the clients; the watchers go on.
 func (l *load) end() { l.stop.Store(true) }
 
-// finish ends the inboxes and the counters, and waits for all who use them.
-func (l *load) finish() {
+// rest waits until the clients have stopped.
+func (l *load) rest() {
 	ctx := within(l.t, 2*patience)
 	for l.busy.Load() > 0 {
 		if ctx.Err() != nil {
@@ -158,6 +158,11 @@ func (l *load) finish() {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+}
+
+// finish ends the inboxes and the counters, and waits for those who follow them.
+func (l *load) finish() {
+	ctx := within(l.t, 2*patience)
 	for i := range inboxes {
 		if err := client.Publish(ctx, l.sure, inboxID(i), closing, true); err != nil {
 			l.t.Fatalf("close %s: %v", inboxID(i), err)
@@ -249,7 +254,7 @@ func (l *load) start(c *client.Client, rng *rand.Rand) started {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	var err error
-	switch s.kind = []string{"pipeline", "fan", "ticker", "parent", "trip"}[rng.IntN(5)]; s.kind {
+	switch s.kind = []string{"pipeline", "fan", "ticker", "parent", "trip", "ticker in vain"}[rng.IntN(6)]; s.kind {
 	case "pipeline":
 		n := 1 + rng.IntN(10)
 		s.want = done(fmt.Sprint(n))
@@ -260,7 +265,10 @@ func (l *load) start(c *client.Client, rng *rand.Rand) started {
 		_, err = client.Start(ctx, c, fan, s.id, flow.To(Split{}, n))
 	case "ticker":
 		s.want = done(`"ticked"`)
-		_, err = client.Start(ctx, c, ticker, s.id, flow.To(Tick{}, 1+rng.IntN(3)))
+		_, err = client.Start(ctx, c, ticker, s.id, flow.To(Tick{}, 1+rng.IntN(3)), flow.Delay(time.Duration(rng.IntN(100))*time.Millisecond))
+	case "ticker in vain":
+		s.kind, s.want = "ticker", outcome{status: client.TimedOut}
+		_, err = client.Start(ctx, c, ticker, s.id, flow.To(Tick{}, 1000), flow.RunTimeout(time.Duration(100+rng.IntN(200))*time.Millisecond))
 	case "parent":
 		n := 1 + rng.IntN(4)
 		s.want = done(fmt.Sprint(2 * n))

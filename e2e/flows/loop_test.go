@@ -50,7 +50,7 @@ type loop struct {
 	run  [loopWorkers]*process
 	load *load
 
-	serverKills, workerKills, workerPauses int
+	serverKills, serverStops, serverPauses, workerKills, workerPauses int
 }
 
 // TestKillLoop kills the server and the workers with -9 at random moments while
@@ -61,7 +61,7 @@ func TestKillLoop(t *testing.T) {
 	rounds := int(fromEnv(t, "PERDURE_FLOWS_ROUNDS", 25))
 	t.Logf("seed %d", seed)
 	k := &loop{t: t, rng: rand.New(rand.NewPCG(seed, 1))}
-	k.srv = newTarget(t, fmt.Sprintf("kernel: {partitions: 2}\nflows: {worker_heartbeat: %s}\n"+
+	k.srv = newTarget(t, fmt.Sprintf("kernel: {partitions: 2}\ndrain_timeout: 300ms\nflows: {worker_heartbeat: %s}\n"+
 		// Small and often, so that kills fall into snapshots and trims too.
 		"journal: {segment_bytes: 1MiB, snapshot_every: 300ms}\nstate: {memtable_bytes: 256KiB}\n", heartbeat))
 	k.srv.start()
@@ -74,13 +74,13 @@ func TestKillLoop(t *testing.T) {
 	began := time.Now()
 	for range rounds {
 		k.live()
-		k.killServer()
+		k.endServer()
 	}
 	k.load.end()
 	took := time.Since(began)
 	k.settle()
-	t.Logf("%d kills of the server, %d of workers, %d pauses of workers in %v; %s", k.serverKills, k.workerKills, k.workerPauses,
-		took.Round(time.Millisecond), k.load.summary())
+	t.Logf("%d kills, %d stops and %d pauses of the server, %d kills and %d pauses of workers in %v; %s", k.serverKills, k.serverStops, k.serverPauses,
+		k.workerKills, k.workerPauses, took.Round(time.Millisecond), k.load.summary())
 	t.Logf("checked: %s", k.check())
 }
 
@@ -94,7 +94,7 @@ func (k *loop) live() {
 	if k.srv.over() {
 		k.t.Fatalf("the server ended by itself; its log ends:\n%s", k.srv.log)
 	}
-	switch i := k.rng.IntN(loopWorkers); k.rng.IntN(4) {
+	switch i := k.rng.IntN(loopWorkers); k.rng.IntN(6) {
 	case 0:
 		k.run[i].kill()
 		k.workerKills++
@@ -106,14 +106,25 @@ func (k *loop) live() {
 		k.sleep(4*heartbeat, 5*heartbeat)
 		k.run[i].signal(syscall.SIGCONT)
 		k.sleep(0, 200*time.Millisecond) // its late answers meet the server that gave them up
+	case 2: // a server that was away for a while takes its workers for silent, or not
+		k.srv.signal(syscall.SIGSTOP)
+		k.serverPauses++
+		k.sleep(heartbeat, 5*heartbeat)
+		k.srv.signal(syscall.SIGCONT)
+		k.sleep(0, 200*time.Millisecond)
 	}
 }
 
-// killServer ends the server and starts the next one: now and then one that is
-// killed before it is ready.
-func (k *loop) killServer() {
-	k.srv.kill()
-	k.serverKills++
+// endServer ends the server, by a kill or now and then in good order, and starts
+// the next one: at times one that is killed before it is ready.
+func (k *loop) endServer() {
+	if k.rng.IntN(6) == 0 {
+		k.srv.stop()
+		k.serverStops++
+	} else {
+		k.srv.kill()
+		k.serverKills++
+	}
 	if said := k.srv.log.String(); strings.Contains(said, "panic") {
 		k.t.Fatalf("the server panicked; its log ends:\n%s", said)
 	}
@@ -128,30 +139,37 @@ func (k *loop) killServer() {
 	k.srv.start()
 }
 
-// settle tells the flows that wait for clients to end, and waits until no flow
-// runs any more.
+// settle waits until no flow runs any more. Those that wait for clients are told
+// to end when all others have.
 func (k *loop) settle() {
+	k.load.rest()
+	k.until(`status = running and not type in ("inbox", "counter")`)
 	k.load.finish()
+	k.until("status = running")
+}
+
+// until waits until a query finds nothing.
+func (k *loop) until(query string) {
 	c := k.load.sure
 	ctx := within(k.t, 2*patience)
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		n, err := c.Count(ctx, "status = running")
+		n, err := c.Count(ctx, query)
 		if err != nil {
 			k.t.Fatal(err)
 		}
 		if n == 0 {
-			break
+			return
 		}
 		if time.Now().After(deadline) {
-			k.stuck(c, n)
+			k.stuck(c, query, n)
 		}
 	}
 }
 
 // stuck shows the flows that do not end.
-func (k *loop) stuck(c *client.Client, n uint64) {
+func (k *loop) stuck(c *client.Client, query string, n uint64) {
 	var b strings.Builder
-	for i, err := range c.Search(within(k.t, patience), "status = running", 5) {
+	for i, err := range c.Search(within(k.t, patience), query, 5) {
 		if err != nil {
 			k.t.Fatal(err)
 		}

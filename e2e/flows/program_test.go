@@ -110,8 +110,21 @@ func (Join) Execute(ctx *flow.Context, _ int) (flow.Decision, error) {
 	for _, i := range got {
 		sum += i
 	}
+	// A message to another flow leaves with the commit, once.
+	letters.PublishTo(ctx, inboxOf(ctx.FlowID()), joined(ctx.FlowID()))
 	return flow.Complete(sum), err
 }
+
+// inboxOf is the inbox that hears of the end of a fan, joined the message.
+func inboxOf(id string) string {
+	n := 0
+	for _, c := range id {
+		n += int(c)
+	}
+	return inboxID(n % inboxes)
+}
+
+func joined(id string) string { return "joined: " + id }
 
 var fan = flow.Define("fan", flow.Step(Split{}), flow.Step(Piece{}), flow.Step(Join{}), parts)
 
@@ -224,8 +237,20 @@ func emptied(ctx *flow.Context, n int) (d flow.Decision, err error) {
 
 var inbox = flow.Define("inbox", flow.Step(Take{}), flow.Step(Rest{}), letters, closing, taken)
 
-// A counter has no steps. It counts by keeping the names of all that was added,
-// in order, so that its end says of each addition whether it took effect.
+// Mark is a step that some additions start.
+type Mark struct{}
+
+func (Mark) Execute(ctx *flow.Context, name string) (flow.Decision, error) {
+	did(ctx, false, 1, name)
+	return flow.DeadEnd(), nil
+}
+
+// marked says whether an addition of that name starts a Mark: each fourth does.
+func marked(name string) bool { return name[len(name)-1]%4 == 0 }
+
+// A counter begins without a step. It counts by keeping the names of all that
+// was added, in order, so that its end says of each addition whether it took
+// effect.
 var (
 	added = flow.NewAttribute[[]string]("added")
 	notes = flow.NewAttributeMap[string, int]("notes")
@@ -236,6 +261,9 @@ var (
 		}
 		all = append(all[:len(all):len(all)], name)
 		added.Set(ctx, all)
+		if marked(name) {
+			ctx.Start(flow.To(Mark{}, name))
+		}
 		return len(all), nil
 	})
 	size = flow.NewRPC("size", func(ctx *flow.ReadContext, _ flow.None) (int, error) {
@@ -249,7 +277,7 @@ var (
 	})
 )
 
-var counter = flow.Define("counter", added, notes, add, size, finish)
+var counter = flow.Define("counter", flow.Step(Mark{}), added, notes, add, size, finish)
 
 // Trip is what a saga books.
 type Trip struct{ Full bool }
