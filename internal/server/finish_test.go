@@ -33,7 +33,9 @@ func TestStopLeavesNoCallUnknown(t *testing.T) {
 		return was + 1, err
 	})
 	never := flow.StepFunc("never", func(*flow.Context, flow.None) (flow.Decision, error) { return flow.DeadEnd(), nil }).
-		WithWait(func(*flow.Context, flow.None) (flow.Wait, error) { return flow.AnyOf(flow.After("long", time.Hour)), nil })
+		WithWait(func(*flow.Context, flow.None) (flow.Wait, error) {
+			return flow.AnyOf(flow.After("long", time.Hour)), nil
+		})
 	sums := flow.Define("sums", sum, add, flow.Step(never))
 	stopWorker := working(t, flow.WorkerOptions{Address: address}, sums)
 
