@@ -90,6 +90,12 @@ func fromEvent(e *wire.Event) *Event {
 	if e.Spec != nil {
 		out.Input, out.Async = raw(e.Spec.Input), e.Spec.Async
 	}
+	switch e.Type {
+	case "flow.started", "flow.reset":
+		out.RunID = e.Scope
+	case "channel.published", "channel.dropped":
+		out.MessageID, out.Channel = e.Scope, e.Channel
+	}
 	return out
 }
 

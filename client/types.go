@@ -212,7 +212,10 @@ type Message struct {
 type Event struct {
 	Cursor     Cursor            `json:"cursor"`
 	At         time.Time         `json:"at"`
-	Type       string            `json:"type"` // flow.started, step.completed, …
+	Type       string            `json:"type"`                 // flow.started, step.completed, …
+	RunID      string            `json:"run_id,omitempty"`     // of what begins a run
+	MessageID  string            `json:"message_id,omitempty"` // of a channel's event
+	Channel    string            `json:"channel,omitempty"`
 	Step       string            `json:"step,omitempty"`
 	Exec       uint64            `json:"exec,omitempty"`
 	Attempt    int               `json:"attempt,omitempty"`

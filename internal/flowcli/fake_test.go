@@ -283,7 +283,7 @@ func events() []*wire.Event {
 		e(time.Second, "step.cancelled", "Mail", 3), e(time.Second, "step.failed", "WaitPay", 2), e(time.Second, "channel.dropped", "", 0),
 		e(20*time.Hour, "flow.reset", "", 2), e(time.Second, "step.novelty", "New", 9), e(time.Second, "flow.completed", "", 0),
 	}
-	list[0].Data, list[0].Attributes = []byte("run_1"), []*wire.Attribute{{Name: "amount", Value: []byte("42")}, {Name: "scan", Size: 5 << 20}}
+	list[0].Scope, list[0].Attributes = "run_1", []*wire.Attribute{{Name: "amount", Value: []byte("42")}, {Name: "scan", Size: 5 << 20}}
 	list[1].Spec, list[1].Attempt = &wire.StepSpec{Name: "Charge", Input: []byte(`{"item": "tea"}`)}, 1
 	list[2].Data, list[2].Attempt = []byte("no answer\nfrom the bank"), 1
 	list[3].Data, list[3].Attempt = []byte("the pause is over"), 2

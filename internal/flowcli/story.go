@@ -182,9 +182,9 @@ func (s *story) tell(e *client.Event) (color, line string) {
 		}
 		return "", fmt.Sprintf("the timer%s of %s %s", text, step(e), verb)
 	case "channel.published":
-		return "", "a message waits: " + short(json.RawMessage(e.Text), shortValue)
+		return "", "a message waits" + in(e) + ": " + short(json.RawMessage(e.Text), shortValue)
 	case "channel.dropped":
-		return yellow, "a waiting message was dropped" + because(text)
+		return yellow, "a waiting message" + in(e) + " was dropped" + because(text)
 	case "attributes.set":
 		return "", "a client" + sets(e)
 	case "rpc.executed":
@@ -199,6 +199,14 @@ func (s *story) tell(e *client.Event) (color, line string) {
 	return "", strings.TrimSpace(clean(e.Type) + " " + text)
 }
 
+// in names the channel of an event.
+func in(e *client.Event) string {
+	if e.Channel == "" {
+		return ""
+	}
+	return " in " + clean(e.Channel)
+}
+
 func (s *story) tellFlow(e *client.Event, what, text string) (color, line string) {
 	took := ""
 	if !s.flow.IsZero() && !e.At.Before(s.flow) {
@@ -207,7 +215,7 @@ func (s *story) tellFlow(e *client.Event, what, text string) (color, line string
 	switch what {
 	case "started":
 		s.flow = e.At
-		return bold, strings.TrimRight("the flow begins, run "+text+with(e), " ")
+		return bold, strings.TrimRight("the flow begins, run "+e.RunID+with(e), " ")
 	case "reset":
 		s.flow = e.At
 		return bold, fmt.Sprintf("a new run begins at step #%d", e.Exec) + because(text)
