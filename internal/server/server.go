@@ -93,12 +93,12 @@ type part struct {
 // openTimeout bounds the start.
 const openTimeout = 10 * time.Minute
 
-// closeTimeout bounds how long the last answers may take to leave.
+// closeTimeout bounds how long the last answers may take to leave, and as long the
+// last spans.
 const closeTimeout = 2 * time.Second
 
-// sinkTimeout bounds how long the end waits for the last lines of the logs, and
-// as long for the last spans; lines that are not written then are read from the
-// outbox at the next start.
+// sinkTimeout bounds how long the end waits for the last lines of the logs;
+// what is not written then is read from the outbox at the next start.
 const sinkTimeout = 5 * time.Second
 
 // Open takes the data directory, recovers every partition and is ready to
@@ -390,7 +390,7 @@ func (s *Server) Close() {
 			}
 		}
 		if s.tracer != nil {
-			ctx, cancel := context.WithTimeout(context.Background(), sinkTimeout)
+			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			s.report("send the last spans", s.tracer.Close(ctx))
 			cancel()
 		}

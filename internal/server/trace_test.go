@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,9 +16,13 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/perdure-dev/perdure/client"
 	"github.com/perdure-dev/perdure/flow"
+	"github.com/perdure-dev/perdure/internal/config"
+	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/tracing"
 )
 
@@ -215,5 +220,68 @@ func TestOneTrace(t *testing.T) {
 `
 	if got := traceTree(t, rec.Ended(), root.SpanContext().TraceID()); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// collector takes what the server exports, as it is on the wire.
+func collector(t *testing.T) (address string, got chan []byte) {
+	t.Helper()
+	got = make(chan []byte, 100)
+	g := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		in := &emptypb.Empty{}
+		if err := stream.RecvMsg(in); err != nil {
+			return err
+		}
+		got <- in.ProtoReflect().GetUnknown()
+		return stream.SendMsg(&emptypb.Empty{})
+	}))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = g.Serve(l) }()
+	t.Cleanup(g.Stop)
+	return l.Addr().String(), got
+}
+
+// TestSpansAreExported: with the settings, the spans of a flow that nobody asked
+// to trace are with the collector when the server has ended.
+func TestSpansAreExported(t *testing.T) {
+	endpoint, got := collector(t)
+	cfg := config.Default()
+	cfg.Data, cfg.Flows.TraceEndpoint, cfg.Flows.TraceRatio = t.TempDir(), endpoint, "1"
+	s, err := Open(cfg, env.Real(), "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	address, end := serving(t, s)
+	f := flow.Define("exported", flow.Step(flow.StepFunc("only", func(*flow.Context, flow.None) (flow.Decision, error) {
+		return flow.Complete("ok"), nil
+	})))
+	working(t, flow.WorkerOptions{Address: address}, f)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := client.Dial(ctx, client.Options{Address: address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	eventually(t, ctx, func() error {
+		_, err := client.Start(ctx, c, f, "e1", flow.To(flow.Ref[flow.None]("only"), flow.None{}))
+		return err
+	})
+	if got, err := client.Result[string](ctx, c, "e1"); got != "ok" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	end()
+	var all []byte
+	for len(got) > 0 {
+		all = append(all, <-got...)
+	}
+	for _, want := range []string{"flow.start exported", "step only", "perdure.outcome", "completed", "service.version"} {
+		if !bytes.Contains(all, []byte(want)) {
+			t.Errorf("%q was not exported: %q", want, all)
+		}
 	}
 }
