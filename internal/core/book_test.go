@@ -24,6 +24,7 @@ type book struct {
 	events   []*wire.Event
 	born     int               // the index of the flow's first event
 	open     map[string]Effect // emitted and not finished, by effectKey
+	timers   map[string]int    // set, not taken back and not due, by effectKey
 	keys     map[uint64]bool   // steps that hold their concurrency key
 	stopped  map[uint64]bool   // told to stop, by step
 	attempts map[Attempt]bool
@@ -55,7 +56,7 @@ func newBook() *book {
 
 // forget drops what belongs to one life of the flow.
 func (b *book) forget() {
-	b.open, b.stopped, b.keys = map[string]Effect{}, map[uint64]bool{}, map[uint64]bool{}
+	b.open, b.timers, b.stopped, b.keys = map[string]Effect{}, map[string]int{}, map[uint64]bool{}, map[uint64]bool{}
 	b.requests, b.startID = nil, ""
 	b.messages.forget()
 }
@@ -176,6 +177,17 @@ func (b *book) takeEffects(s step) error {
 			}
 			delete(b.keys, fx.Exec)
 			continue
+		case ClearTimer:
+			fx.Kind = SetTimer
+			if b.timers[effectKey(fx)]--; b.timers[effectKey(fx)] < 0 || fx.AtUs <= s.e.TimeUs {
+				return fmt.Errorf("%s is taken back, and is not set", effectKey(fx))
+			}
+			if b.timers[effectKey(fx)] == 0 {
+				delete(b.open, effectKey(fx))
+			}
+			continue
+		case SetTimer:
+			b.timers[effectKey(fx)]++
 		case Dispatch:
 			handed++
 			if err := b.handedOut(s, fx); err != nil {
@@ -237,7 +249,7 @@ func (b *book) checkOutstanding(s step) error {
 	if f == nil {
 		return b.checkSent(s)
 	}
-	got := map[string]bool{}
+	got, timers := map[string]bool{}, map[string]int{}
 	list := Outstanding(f)
 	for _, fx := range list {
 		key := effectKey(fx)
@@ -246,6 +258,20 @@ func (b *book) checkOutstanding(s step) error {
 			return fmt.Errorf("outstanding is %+v, the book says %+v", fx, want)
 		}
 		got[key] = true
+		if fx.Kind == SetTimer {
+			timers[key]++
+			if fx.AtUs > s.e.TimeUs && timers[key] > b.timers[key] {
+				return fmt.Errorf("%s is outstanding %d times, and was set %d times", key, timers[key], b.timers[key])
+			}
+		}
+	}
+	for key, n := range b.timers {
+		if n != timers[key] {
+			if fx := b.open[key]; fx.AtUs > s.e.TimeUs {
+				return fmt.Errorf("%s is set %d times, and outstanding %d times", key, n, timers[key])
+			}
+			delete(b.timers, key) // due: it fires and finds nothing
+		}
 	}
 	if HasOutstanding(f) != (len(list) > 0) {
 		return fmt.Errorf("HasOutstanding is %v of %d", HasOutstanding(f), len(list))
@@ -286,22 +312,14 @@ func (b *book) checkSent(s step) error {
 
 // finishes says whether a step of the world may have ended an effect.
 func finishes(s step, fx Effect) bool {
-	f := s.out.Flow
 	handed := func(o Effect) bool { return o.Exec == fx.Exec && o.Kind == Dispatch }
-	moved := stepOf(f, fx.Exec) == nil || slices.ContainsFunc(s.out.Effects, func(o Effect) bool {
-		return o.Exec == fx.Exec && (o.Kind == Dispatch || o.Kind == Queue || o.Kind == SetTimer)
-	})
-	skipped := s.e.GetSkipTimer() != nil
 	switch fx.Kind {
 	case Dispatch:
 		return answers(s.e, fx)
 	case Queue:
 		return slices.ContainsFunc(s.out.Effects, handed)
 	case SetTimer:
-		if fx.Exec == 0 {
-			return f.Status != wire.Status_RUNNING || s.before.GetRunId() != f.RunId || s.e.GetFireTimer() != nil
-		}
-		return moved || skipped || s.e.GetFireTimer() != nil && fx.AtUs <= s.e.TimeUs
+		return fx.AtUs <= s.e.TimeUs // one that is not due is taken back
 	case Send:
 		return s.e.GetOutboxDone().GetId() == fx.Out.Id
 	}

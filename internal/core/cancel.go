@@ -47,6 +47,7 @@ func (t *tx) cancelSteps(scope, reason string) int {
 		case wire.Step_STARTED:
 			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: reason})
 		case wire.Step_BACKOFF:
+			t.clearTimers(s)
 			t.handOutAgain(s, reason)
 		}
 	}
@@ -64,6 +65,7 @@ func (t *tx) wakeCancelled() {
 			continue
 		}
 		if len(s.Spec.Wait.Conditions) > 0 {
+			t.clearTimers(s)
 			s.Executing = true
 			t.start(s)
 			if c := s.Spec.Wait.Conditions[0].GetChannel(); c != nil {
@@ -121,7 +123,9 @@ func (t *tx) applyDelete(c *wire.DeleteFlow) error {
 }
 
 func (t *tx) delete(reason string) {
+	t.clearFlowTimers()
 	for _, s := range t.f.Steps {
+		t.clearTimers(s)
 		if s.State == wire.Step_STARTED {
 			t.releaseKey(s)
 			t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: "deleted"})

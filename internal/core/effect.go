@@ -26,6 +26,7 @@ const (
 	Queue                               // propose StartQueued{Exec} when there is a slot
 	ReleaseKey                          // the step holds its concurrency key, or its place in a queue, no more
 	Send                                // give Out to its target, then propose OutboxDone
+	ClearTimer                          // the timer of Exec at AtUs is not meant any more
 )
 
 // Attempt names one hand-out of a step; see wire.AttemptID.
@@ -51,7 +52,7 @@ type Effect struct {
 	FlowID  string
 	Exec    uint64
 	Attempt Attempt
-	AtUs    int64  // SetTimer: due; Queue: since when
+	AtUs    int64  // SetTimer, ClearTimer: due; Queue: since when
 	Reason  string // CancelAttempt
 	Forget  bool   // CancelAttempt
 	Task    *Task

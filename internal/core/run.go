@@ -112,6 +112,7 @@ func (t *tx) closeRun(status wire.Status, output []byte, why string) {
 	for len(f.Steps) > 0 {
 		t.dropStep(f.Steps[len(f.Steps)-1], statusWord(status))
 	}
+	t.clearFlowTimers()
 	f.Status, f.Output, f.Error, f.ClosedUs = status, output, why, t.e.TimeUs
 	f.TimeoutAtUs, f.GraceAtUs, f.Closing, f.Channels = 0, 0, nil, nil
 	ev := &wire.Event{Type: closers[status], Data: []byte(why)}
@@ -174,6 +175,7 @@ func (t *tx) cancelRun(c *wire.StopFlow) {
 	t.f.StopReason, t.f.GraceAtUs = reason, t.e.TimeUs+grace
 	t.changed = true
 	t.event(&wire.Event{Type: EventCancelRequested, Data: []byte(reason)})
+	t.setTimer(0, t.f.GraceAtUs)
 	for i := 0; i < len(t.f.Steps); {
 		s := t.f.Steps[i]
 		if s.State != wire.Step_STARTED {
@@ -184,9 +186,7 @@ func (t *tx) cancelRun(c *wire.StopFlow) {
 		t.effects = append(t.effects, Effect{Kind: CancelAttempt, FlowID: t.f.Id, Exec: s.Exec, Attempt: attemptOf(s.Attempt), Reason: reason})
 		i++
 	}
-	if t.settle(); t.f.GraceAtUs != 0 {
-		t.setTimer(0, t.f.GraceAtUs)
-	}
+	t.settle()
 }
 
 // applyReset begins a new run at a step of the log.
@@ -324,6 +324,7 @@ func (t *tx) expire() error {
 }
 
 func (t *tx) armExpiry(at int64) {
+	t.clearTimer(0, t.f.ExpireUs)
 	t.f.ExpireUs = at
 	t.changed = true
 	t.setTimer(0, at)

@@ -251,15 +251,18 @@ func (s *story) effectLine(fx Effect) string {
 		return fmt.Sprintf("  -> give back key %s of #%d\n", fx.Key, fx.Exec)
 	case Send:
 		return fmt.Sprintf("  -> send %d to %s: %s\n", fx.Out.Id, fx.Out.Send.FlowId, s.sendWords(fx.Out.Send))
-	case SetTimer:
-		who := "retention"
-		if s.b.f.GetStatus() == wire.Status_RUNNING && s.b.f.GetCloses() {
+	case SetTimer, ClearTimer:
+		who, set := "retention", ""
+		if fx.Kind == ClearTimer {
+			set = "no "
+		}
+		if s.b.f.GetCloses() && (fx.Kind == ClearTimer || fx.AtUs != s.b.f.ExpireUs) {
 			who = "run"
 		}
 		if fx.Exec != 0 {
 			who = fmt.Sprint("#", fx.Exec)
 		}
-		return fmt.Sprintf("  -> timer %s at %v\n", who, us(fx.AtUs))
+		return fmt.Sprintf("  -> %stimer %s at %v\n", set, who, us(fx.AtUs))
 	}
 	var w strings.Builder
 	fmt.Fprintf(&w, "  -> dispatch %s#%d attempt %s (%d)", fx.Task.Name, fx.Exec, a, fx.Task.Number)

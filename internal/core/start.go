@@ -128,6 +128,7 @@ func (t *tx) newRun() {
 	for _, a := range old.Attributes {
 		t.removed = append(t.removed, a.Name)
 	}
+	t.clearFlowTimers()
 	t.rememberStart()
 	var keys []*wire.Request
 	next := old.NextRequest

@@ -236,6 +236,7 @@ func (t *tx) leave(s *wire.Step) Effect {
 
 // dropStep ends a step whose result nobody waits for.
 func (t *tx) dropStep(s *wire.Step, reason string) {
+	t.clearTimers(s)
 	switch s.State {
 	case wire.Step_STARTED:
 		t.releaseKey(s)

@@ -121,6 +121,33 @@ func (t *tx) setTimer(exec uint64, atUs int64) {
 	t.effects = append(t.effects, Effect{Kind: SetTimer, FlowID: t.f.Id, Exec: exec, AtUs: atUs})
 }
 
+// clearTimer takes a timer back before it is due.
+func (t *tx) clearTimer(exec uint64, atUs int64) {
+	if atUs > t.e.TimeUs {
+		t.effects = append(t.effects, Effect{Kind: ClearTimer, FlowID: t.f.Id, Exec: exec, AtUs: atUs})
+	}
+}
+
+// clearTimers takes the timers of a step back.
+func (t *tx) clearTimers(s *wire.Step) {
+	t.clearTimer(s.Exec, s.RetryAtUs)
+	if s.State != wire.Step_WAITING {
+		return
+	}
+	for _, c := range s.Conditions {
+		if !c.Done {
+			t.clearTimer(s.Exec, c.DueUs)
+		}
+	}
+}
+
+// clearFlowTimers takes the flow's own timers back.
+func (t *tx) clearFlowTimers() {
+	for _, at := range [...]int64{t.f.ExpireUs, t.f.TimeoutAtUs, t.f.GraceAtUs} {
+		t.clearTimer(0, at)
+	}
+}
+
 // evaluate starts a waiting step when a set of its conditions holds.
 func (t *tx) evaluate(s *wire.Step) bool {
 	w := s.Spec.Wait
@@ -212,6 +239,7 @@ func (t *tx) startHeld(s *wire.Step, set []uint32) {
 	if set == nil {
 		n = len(s.Conditions)
 	}
+	t.clearTimers(s)
 	// The states are shared with no one yet: only a hand-out shares them.
 	for i := range n {
 		c := condIndex(set, i)
@@ -366,6 +394,7 @@ func (t *tx) applySkipTimer(c *wire.SkipTimer) error {
 		return refuse(NotFound, "flow %q has no such timer", t.f.Id)
 	}
 	if cond < 0 {
+		t.clearTimers(s)
 		t.event(&wire.Event{Type: EventTimerSkipped, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec})
 		if s.State == wire.Step_DELAYED {
 			t.ready(s)
@@ -374,6 +403,7 @@ func (t *tx) applySkipTimer(c *wire.SkipTimer) error {
 		}
 	} else {
 		s.Conditions[cond].Done = true
+		t.clearTimer(s.Exec, s.Conditions[cond].DueUs)
 		t.timerEvent(EventTimerSkipped, s, cond)
 		t.evaluate(s)
 	}

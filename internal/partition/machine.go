@@ -482,6 +482,8 @@ func (m *Machine) perform(ef *effect) {
 		m.cfg.Executor.Cancel(ef.FlowID, ef.Exec, ef.Attempt, ef.Reason, ef.Forget)
 	case core.SetTimer:
 		m.timers.add(ef.AtUs, ef.FlowID, ef.Exec)
+	case core.ClearTimer:
+		m.timers.clear(ef.AtUs, ef.FlowID, ef.Exec, m.lastUs)
 	case core.Queue:
 		m.cfg.Executor.Queue(ef.Effect)
 	case core.ReleaseKey:
