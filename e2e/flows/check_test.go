@@ -401,6 +401,11 @@ func (v *verify) gapless(i *client.Info, all []client.Event) error {
 			}
 		case "step.waiting":
 			continue
+		case "step.cancelled":
+			if s == nil { // before a worker had it
+				s = &life{name: e.Step}
+				steps[e.Exec] = s
+			}
 		}
 		if s == nil {
 			return fmt.Errorf("event %s at %s is of step #%d, which was not started", e.Type, e.Cursor, e.Exec)

@@ -164,8 +164,12 @@ func TestLongFlow(t *testing.T) {
 		t.Errorf("a step costs %.0f bytes of journal in the end, %.0f in the beginning", last, first)
 	}
 	i, err := c.Describe(ctx, "long")
-	if err != nil || i.StepsDone != steps || i.Events != 2*steps+2 {
-		t.Errorf("the flow is %+v, %v", i, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The begin and the end of each step and of the run, and what the restart has left.
+	if over := int(i.Events) - (2*steps + 2); i.StepsDone != steps || over < 0 || over > 2 {
+		t.Errorf("the flow has done %d steps, with %d events", i.StepsDone, i.Events)
 	}
 	n := uint64(0)
 	for _, err := range c.History(ctx, "long", client.HistoryOptions{}) {
