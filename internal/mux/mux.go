@@ -75,12 +75,21 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 		for i, b := range data {
 			parts[i] = b.ReadOnlyData()
 		}
-		return m.UnmarshalVTUnsafe(bytes.Join(parts, nil)) // unlike make, it does not clear what it fills
+		whole := bytes.Join(parts, nil) // unlike make, it does not clear what it fills
+		if tooDeep(whole, 0) {
+			return errTooDeep
+		}
+		return m.UnmarshalVTUnsafe(whole)
 	}
 	buf := data.MaterializeToBuffer(Buffers)
 	defer buf.Free()
+	if tooDeep(buf.ReadOnlyData(), 0) {
+		return errTooDeep
+	}
 	return m.UnmarshalVT(buf.ReadOnlyData())
 }
+
+var errTooDeep = fmt.Errorf("mux: messages lie in each other more than %d deep", maxDepth)
 
 // frameWeight is what a frame gathers before the next one is begun: larger ones
 // would leave the caches of the processor between the steps of their way.
