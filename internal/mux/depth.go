@@ -8,7 +8,7 @@ import "encoding/binary"
 const (
 	// heavy is the size of a part from which it is looked into: below it, what is
 	// nested takes a stack that can be afforded.
-	heavy    = 1 << 20
+	heavy    = 128 << 10
 	maxDepth = 64 // heavy parts within each other; those of the protocol are few
 )
 
