@@ -364,3 +364,21 @@ func TestLargeAttributes(t *testing.T) {
 		t.Fatalf("hash after replay %x, want %x (%v)", got, want, err)
 	}
 }
+
+// TestMemoryOfFlowsThatComeAgain: what a deleted flow's events took is given back
+// when it is created anew.
+func TestMemoryOfFlowsThatComeAgain(t *testing.T) {
+	w := newSlotWorld(t, 9)
+	for range 50 {
+		w.must(startFlow("f", &wire.StartFlow{Steps: steps("a")}))
+		w.must(&wire.Entry{FlowId: "f", Command: &wire.Entry_DeleteFlow{DeleteFlow: &wire.DeleteFlow{}}})
+	}
+	w.must(startFlow("f", &wire.StartFlow{Steps: steps("a")}))
+	sum := 0
+	for _, h := range w.m.hot.byID {
+		sum += h.tailBytes
+	}
+	if sum != w.m.hot.bytes {
+		t.Fatalf("counted %d bytes, there are %d", w.m.hot.bytes, sum)
+	}
+}

@@ -59,10 +59,11 @@ func (m *Machine) load(id string) (*hotFlow, error) {
 
 // changed takes the output of an entry into the overlay.
 func (m *Machine) changed(h *hotFlow, lsn uint64, out core.Output) {
-	before := h.tailBytes
 	if h.flow == nil { // created, perhaps again
+		m.hot.bytes -= h.tailBytes
 		h.tail, h.tailBytes, h.tailFrom = nil, 0, core.Cursor{}
 	}
+	before := h.tailBytes
 	h.flow, h.lastLSN = out.Flow, lsn
 	if closes(out) {
 		return // nobody asks for the history of its work
