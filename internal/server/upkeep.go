@@ -103,8 +103,10 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 		upTo = min(upTo, m.AppliedLSN)
 	}
 	var trimErr error
-	err := p.runner.OnLog(ctx, func(l *journal.Log) { trimErr = l.Trim(upTo) })
-	return upTo, errors.Join(err, trimErr)
+	if err := p.runner.OnLog(ctx, func(l *journal.Log) { trimErr = l.Trim(upTo) }); err != nil {
+		return upTo, err // the trim may still be under way: its error is not ours to read
+	}
+	return upTo, trimErr
 }
 
 // releaseMemory gives memory back to the system once, each time the server has
