@@ -76,6 +76,30 @@ func (w *world) judgeFlows() {
 		w.judgeMail(flowPrefix+nameOf("mail", i), flows)
 	}
 	w.judgeCounters(flows)
+	w.judgeDispatch()
+}
+
+// judgeDispatch: the dispatcher has nothing left, and knows of each worker's
+// credits what the worker knows.
+func (w *world) judgeDispatch() {
+	d := w.node.flows.dispatch
+	for _, q := range d.Queues(tenant) {
+		if q.Queued+q.Running > 0 {
+			w.violate("dispatch", "", "of type %s %d steps are queued and %d run, by the dispatcher", q.FlowType, q.Queued, q.Running)
+		}
+		for _, k := range q.Keys {
+			w.violate("dispatch", "", "key %s has %d queued and %d running, by the dispatcher", k.Key, k.Queued, k.Running)
+		}
+	}
+	for _, info := range d.Workers(tenant) {
+		for _, f := range w.workers {
+			s := f.stream
+			quiet := s != nil && !s.broken && s.out == nil && s.upUs < w.nowUs && s.downUs < w.nowUs
+			if nameOf("w", f.id) == info.WorkerId && quiet && !info.Draining && int(info.TaskCredits) != s.credits {
+				w.violate("slots", "", "worker %d has granted %d credits, the dispatcher has %d", f.id, s.credits, info.TaskCredits)
+			}
+		}
+	}
 }
 
 // judgeStrict: a flow that nobody disturbed has ended, with what it should say.

@@ -269,9 +269,10 @@ func cmpErr(lost error) error {
 	return &core.Error{Code: core.NotFound, Message: "no such flow"}
 }
 
-// look reads a flow, durably.
+// look reads a flow, durably: half of the times by a view, of which only the copy
+// made at once may be used.
 func (f *flowNode) look(id string, fn func(*wire.Flow, error)) {
-	f.part(id).submit(request{flow: id, read: fn})
+	f.part(id).submit(request{flow: id, read: fn, view: f.n.w.rng.percent(50)})
 }
 
 // disturb does to a flow whatever a client may do.

@@ -149,7 +149,7 @@ func (r *router) Reserve(flowID, flowType string, want int) int {
 
 // Release implements partition.Executor.
 func (r *router) Release(flowID, flowType string, n int) {
-	if isFlow(flowID) {
+	if isFlow(flowID) && !r.world().mutant.leakSlots {
 		r.flows.dispatch.Release(flowID, flowType, n)
 	}
 }

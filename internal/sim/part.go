@@ -40,6 +40,7 @@ type request struct {
 	entry *wire.Entry // nil: a read
 	reply func(outcome)
 	read  func(*wire.Flow, error)
+	view  bool // a read by Machine.View
 }
 
 // outcome answers a proposal.
@@ -109,6 +110,14 @@ func (p *part) run(r request) {
 
 func (p *part) read(r request) {
 	need := p.last[r.flow]
+	if r.view {
+		var f *wire.Flow
+		p.m.View(r.flow, func(live *wire.Flow) { f = live.CloneVT() }, func(err error) {
+			p.gate(r.flow, max(need, f.GetLastEvent().GetLsn()), err, "a view")
+			r.read(f, err)
+		})
+		return
+	}
 	p.m.Read(r.flow, func(f *wire.Flow, err error) {
 		if f != nil {
 			need = max(need, f.LastEvent.GetLsn())

@@ -87,6 +87,7 @@ type mutant struct {
 	inventAnswer bool // clients are told of turns that nobody took
 
 	doubleSlots bool // a worker's credits count twice
+	leakSlots   bool // reserved slots that were not used are lost
 	runEarly    bool // steps are handed out before their commit
 	dropQueue   bool // some steps without a slot are forgotten
 	ignoreKeys  bool // concurrency keys do not limit

@@ -98,6 +98,7 @@ func TestMutantsAreFound(t *testing.T) {
 		{"a turn that nobody took", "default", mutant{inventAnswer: true}, "outcome"},
 		{"a reader without a cursor", "default", mutant{seeTwice: true}, "watch"},
 		{"a slot that is used twice", "flowslots", mutant{doubleSlots: true}, "slots"},
+		{"a slot that is lost", "flows", mutant{leakSlots: true}, "slots liveness"},
 		{"a step before its commit", "flows", mutant{runEarly: true}, "gate"},
 		{"a step that nobody runs", "flows", mutant{dropDispatch: true}, "outstanding"},
 		{"a step that waits and is forgotten", "flowslots", mutant{dropQueue: true}, "outstanding"},
