@@ -250,7 +250,7 @@ func (c *Context) Locals(v any) error {
 // Heartbeat says that the attempt is alive, and how far it is: checkpoint is
 // kept as JSON for the next attempt, should this one be lost or fail; nil leaves
 // the last one. Call it as often as you like: it is sent at most a few times a
-// second, and never written to disk by itself.
+// second, and written to disk at most once in five.
 func (c *Context) Heartbeat(checkpoint any) error {
 	if err := c.why(); err != nil {
 		return err

@@ -188,8 +188,8 @@ func Timeout(d time.Duration) StepOption {
 }
 
 // Heartbeat wants a sign of life: an attempt that neither calls ctx.Heartbeat
-// nor ends for this long is taken for lost and handed out again. There is none
-// by default: a lost worker is noticed anyway, a handler that hangs by its
+// nor ends for this long has failed, with the kind "timeout", and is tried again
+// by the step's policy. There is none by default: a lost worker is noticed anyway, a handler that hangs by its
 // Timeout.
 func Heartbeat(d time.Duration) StepOption {
 	return StepOption{func(s *stepDef) { s.heartbeat = s.micros("heartbeat", d) }}
@@ -212,8 +212,8 @@ func OnFailure[I any](step Executor[I]) StepOption {
 }
 
 // Concurrency lets at most limit attempts of one key run at a time on a server
-// node, whatever flow and step they are of. The key is made of the step's input;
-// an empty one is not limited.
+// node: the steps of one flow type and tenant that share the key, in whatever run.
+// The key is made of the step's input; an empty one is not limited.
 func Concurrency[I any](limit int, key func(in I) string) StepOption {
 	return StepOption{func(s *stepDef) {
 		if limit < 1 || limit > math.MaxInt32 {
