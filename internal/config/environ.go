@@ -13,7 +13,7 @@ const (
 )
 
 // clientVars are read by the client commands, not by the server.
-var clientVars = []string{"PERDURE_URL", "PERDURE_API_KEY"}
+var clientVars = []string{"PERDURE_URL", "PERDURE_API_KEY", "PERDURE_ADDRESS", "PERDURE_KEY"}
 
 // fromEnviron turns PERDURE_* variables into settings. A variable that is no
 // key but looks like one is refused; any other is a warning, because
