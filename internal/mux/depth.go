@@ -1,6 +1,6 @@
 package mux
 
-import "encoding/binary"
+import "github.com/planetscale/vtprotobuf/protohelpers"
 
 // A decoder calls itself for each message within a message. What is nested a
 // million deep in a large frame would take more stack than the runtime gives, and
@@ -32,27 +32,39 @@ func tooDeep(b []byte, depth int) bool {
 	return false
 }
 
-// nextField reads one field; part is its bytes when it has a length.
+// nextField reads one field; part is its bytes when it has a length. It reads what
+// the decoder reads: a field that only the decoder understood would hide all that
+// follows it.
 func nextField(b []byte) (part, rest []byte, ok bool) {
-	tag, n := binary.Uvarint(b)
-	if n <= 0 || tag>>3 == 0 {
+	tag, n := varint(b)
+	if n == 0 || int32(tag>>3) <= 0 {
 		return nil, nil, false
 	}
-	b = b[n:]
-	switch tag & 7 {
-	case 0:
-		_, n = binary.Uvarint(b)
-		return nil, b[max(n, 0):], n > 0
-	case 1:
-		return nil, b[min(8, len(b)):], len(b) >= 8
-	case 5:
-		return nil, b[min(4, len(b)):], len(b) >= 4
-	case 2:
-		size, n := binary.Uvarint(b)
-		if n <= 0 || size > uint64(len(b)-n) {
+	if tag&7 != 2 {
+		n, err := protohelpers.Skip(b)
+		if err != nil || n > len(b) {
 			return nil, nil, false
 		}
-		return b[n : n+int(size)], b[n+int(size):], true
+		return nil, b[n:], true
 	}
-	return nil, nil, false
+	b = b[n:]
+	size, n := varint(b)
+	if n == 0 || size > uint64(len(b)-n) {
+		return nil, nil, false
+	}
+	return b[n : n+int(size)], b[n+int(size):], true
+}
+
+// varint reads a number as the decoder does: the bits beyond 64 are dropped. n is
+// 0 for what is none.
+func varint(b []byte) (v uint64, n int) {
+	for shift := 0; shift < 64 && n < len(b); shift += 7 {
+		c := b[n]
+		n++
+		v |= uint64(c&0x7f) << shift
+		if c < 0x80 {
+			return v, n
+		}
+	}
+	return 0, 0
 }
