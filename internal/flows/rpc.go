@@ -279,6 +279,8 @@ func (t *rpcTry) called(res *wire.RpcResult, err error) {
 		t.failed = t.unanswered(err)
 	case res == nil:
 		t.failed = refuse(Internal, "the worker gave no result of RPC %q", t.req.Name)
+	case res.Error != "" && res.ErrorKind == "timeout" && t.c.remaining() <= 0:
+		t.failed = t.c.late() // the handler's time is the call's: whoever notices first
 	case res.Error != "":
 		t.failed = &Error{Code: RPCFailed, Message: res.Error, Kind: res.ErrorKind, Position: -1}
 	case wrong != nil:
