@@ -220,7 +220,9 @@ func badStreams(t *testing.T, w *town) {
 	}
 	wait := &wire.Call{Id: 7, Verb: &wire.Call_Wait{Wait: &wire.WaitRequest{FlowId: "victim"}}}
 	_ = stream.Send(&wire.Calls{Calls: []*wire.Call{wait, wait}})
-	_, err = stream.Recv()
+	for err == nil { // the first of them may be answered: its caller has gone
+		_, err = stream.Recv()
+	}
 	refusedWith(t, "two open calls with one ID", err, codes.InvalidArgument, "call 7 is open already")
 
 	stream, err = wire.NewFlowsClient(r.conn).Stream(r.ctx)

@@ -137,7 +137,7 @@ func (s *target) raw(t *testing.T, key string, opts ...grpc.DialOption) *raw {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	ctx := within(t, patience)
+	ctx := within(t, 2*patience)
 	if key != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
 	}
@@ -166,6 +166,8 @@ type rogue struct {
 	*raw
 	stream wire.Workers_WorkClient
 	mu     sync.Mutex // one at a time may send
+	still  chan struct{}
+	once   sync.Once
 }
 
 // typeOf declares a flow type with steps Do and Then, and an RPC ask.
@@ -189,18 +191,22 @@ func (r *raw) open(first *wire.WorkerFrame) *rogue {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	k := &rogue{raw: r, stream: stream}
+	k := &rogue{raw: r, stream: stream, still: make(chan struct{})}
 	k.send(first)
 	return k
 }
 
-// join opens a stream and is welcomed. Credits come with it.
+// hush ends the worker's signs of life.
+func (k *rogue) hush() { k.once.Do(func() { close(k.still) }) }
+
+// join opens a stream, is welcomed, and gives signs of life. Credits come with it.
 func (r *raw) join(credits uint32, types ...string) *rogue {
 	r.t.Helper()
 	k := r.open(&wire.WorkerFrame{Hello: helloOf(types...), TaskCredits: credits, RpcCredits: credits})
 	if f, err := k.stream.Recv(); err != nil || f.Welcome.GetProtocol() != 1 {
 		r.t.Fatalf("instead of a welcome: %v, %v", f, err)
 	}
+	go k.beat()
 	return k
 }
 
@@ -208,7 +214,12 @@ func (r *raw) join(credits uint32, types ...string) *rogue {
 func (k *rogue) beat() {
 	tick := time.NewTicker(heartbeat / 2)
 	defer tick.Stop()
-	for range tick.C {
+	for {
+		select {
+		case <-k.still:
+			return
+		case <-tick.C:
+		}
 		if k.put(&wire.WorkerFrame{}) != nil {
 			return
 		}

@@ -49,7 +49,6 @@ func TestRogueWorkers(t *testing.T) {
 func answersTwice(t *testing.T, w *town) {
 	r := w.raw(t, keyAlpha)
 	k := r.join(1, "twice")
-	go k.beat()
 	r.start("twice", "twice-1", nil)
 	task := k.task()
 	first, second := completing(task, `"first"`), completing(task, `"second"`)
@@ -72,11 +71,9 @@ func answersTwice(t *testing.T, w *town) {
 func answersForAnother(t *testing.T, w *town) {
 	r := w.raw(t, keyAlpha)
 	owner := r.join(1, "another")
-	go owner.beat()
 	r.start("another", "another-1", nil)
 	task := owner.task()
 	thief := r.join(0, "another")
-	go thief.beat()
 	thief.send(&wire.WorkerFrame{Results: []*wire.TaskResult{completing(task, `"stolen"`)},
 		Heartbeats: []*wire.Heartbeat{{FlowId: task.FlowId, Exec: task.Exec, Attempt: task.Attempt, Checkpoint: []byte(`"mine"`)}}})
 	// What is over for the thief is said to it, which also shows that its frame was read.
@@ -98,7 +95,6 @@ func answersLate(t *testing.T, w *town) {
 	first := old.task()
 	_ = old.stream.CloseSend()
 	next := r.join(1, "late")
-	go next.beat()
 	second := next.task()
 	if second.Number != 2 || second.Exec != first.Exec || second.Attempt.String() == first.Attempt.String() {
 		t.Errorf("attempt %v followed %v", second, first)
@@ -129,7 +125,6 @@ func floodsAnswers(t *testing.T, w *town) {
 
 	// Signs of life and output of what is not there cost nothing and are no error.
 	k = r.join(1, "flood")
-	go k.beat()
 	f = &wire.WorkerFrame{}
 	for i := range 10_000 {
 		f.Outputs = append(f.Outputs, &wire.Output{FlowId: "nobody's", Exec: uint64(i), Text: "noise"})
@@ -164,11 +159,10 @@ func liesAboutCredits(t *testing.T, w *town) {
 				return true
 			}
 		}
-		greedy.send(&wire.WorkerFrame{})
 		return false
 	})
+	greedy.hush()
 	honest := r.join(1, "credits")
-	go honest.beat()
 	refusedWith(t, "the greedy worker that fell silent", greedy.end(), codes.DeadlineExceeded, "worker_lost: ")
 	for range 50 {
 		honest.send(&wire.WorkerFrame{TaskCredits: 1, Results: []*wire.TaskResult{completing(honest.task(), `"done"`)}})
@@ -183,7 +177,6 @@ func liesAboutCredits(t *testing.T, w *town) {
 func neverAnswers(t *testing.T, w *town) {
 	r := w.raw(t, keyAlpha)
 	k := r.join(8, "never")
-	go k.beat()
 	policy := &wire.RetryPolicy{MaxAttempts: 2, InitialUs: 1000}
 	r.start("never", "never-1", &wire.StepSpec{TimeoutUs: 200_000, Retry: policy})
 	first, second := k.task(), k.task()
@@ -205,9 +198,9 @@ func fallsSilent(t *testing.T, w *town) {
 	silent := r.join(1, "silent")
 	r.start("silent", "silent-1", nil)
 	silent.task()
+	silent.hush()
 	refusedWith(t, "a worker without a sign of life", silent.end(), codes.DeadlineExceeded, "worker_lost: ")
 	k := r.join(1, "silent")
-	go k.beat()
 	task := k.task()
 	if task.Number != 2 || task.Retries != 0 {
 		t.Errorf("the next attempt is %v", task)
@@ -254,7 +247,6 @@ func speaksOutOfTurn(t *testing.T, w *town) {
 func givesImpossibleResults(t *testing.T, w *town) {
 	r := w.raw(t, keyAlpha)
 	k := r.join(1, "impossible")
-	go k.beat()
 	many := &wire.StepResult{}
 	for range 5000 {
 		many.Next = append(many.Next, &wire.StepSpec{Name: "Then"})
@@ -269,7 +261,7 @@ func givesImpossibleResults(t *testing.T, w *town) {
 		{"a value of the wrong type", "wrong_type", &wire.StepResult{Attributes: []*wire.Attribute{{Name: "sum", Value: []byte(`"one"`)}}}},
 		{"a value that is not JSON", "wrong_type", &wire.StepResult{Attributes: []*wire.Attribute{{Name: "sum", Value: []byte(`{`)}}}},
 		{"a message of 100 KiB in line", "too_large", &wire.StepResult{Publish: []*wire.Publish{{Channel: "mail", Payload: []byte(`"` + strings.Repeat("x", 100<<10) + `"`)}}}},
-		{"an output of 70 MiB in line", "too_large", &wire.StepResult{Close: &wire.Close{How: wire.Close_GRACEFUL, Output: []byte(`"` + strings.Repeat("x", 70<<20) + `"`)}}},
+		{"an output of 10 MiB in line", "too_large", &wire.StepResult{Close: &wire.Close{How: wire.Close_GRACEFUL, Output: []byte(`"` + strings.Repeat("x", 10<<20) + `"`)}}},
 		{"5000 steps", "limit_reached", many},
 		{"a start of the engine's own type", "invalid", &wire.StepResult{Sends: []*wire.Send{{FlowId: "x", Command: &wire.Send_Start{Start: &wire.StartFlow{Type: "perdure.schedule"}}}}}},
 		{"a blob that is no name", "invalid", &wire.StepResult{Attributes: []*wire.Attribute{{Name: "text", Blob: "../../etc/passwd"}}}},
@@ -296,7 +288,6 @@ func givesImpossibleResults(t *testing.T, w *town) {
 func answersRPCsBadly(t *testing.T, w *town) {
 	r := w.raw(t, keyAlpha)
 	k := r.join(1, "badrpc")
-	go k.beat()
 	r.start("badrpc", "badrpc-1", nil)
 	k.task()
 	ask := func(u *wire.Update) *wire.Answer {
