@@ -66,7 +66,7 @@ func (v flowsService) Stream(stream wire.Flows_StreamServer) error {
 		return errStopping
 	}
 	defer v.s.finishing.leave(c)
-	c.out = mux.NewSender(maxUnsent, c.send)
+	c.out = mux.NewSender(v.s.cfg.MaxUnsent, c.send)
 	go c.receive()
 	reason := c.ended.wait(ctx)
 	if reason != nil {

@@ -215,7 +215,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 	const pieces = 40
 	piece := func(more bool) *wire.Answer {
-		return &wire.Answer{More: more, Result: &wire.Answer_History{History: &wire.HistoryReply{Outputs: []*wire.OutputPart{{Text: strings.Repeat("x", maxUnsent/16)}}}}}
+		return &wire.Answer{More: more, Result: &wire.Answer_History{History: &wire.HistoryReply{Outputs: []*wire.OutputPart{{Text: strings.Repeat("x", testUnsent/16)}}}}}
 	}
 	w.flows.set(func(_ context.Context, _ string, _ *wire.Call, answer func(*wire.Answer)) {
 		go func() {

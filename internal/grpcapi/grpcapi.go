@@ -29,7 +29,6 @@ import (
 const (
 	MaxFrame   = 128 << 20 // bytes of one message, either way
 	MaxChunk   = 256 << 10 // bytes of a blob in one message
-	maxUnsent  = 64 << 20  // bytes that wait for one reader
 	maxHeaders = 64 << 10  // bytes of the metadata of a call
 
 	maxConnStreams = 1024 // calls and streams of one connection
@@ -67,6 +66,7 @@ type Config struct {
 	MaxOpenCalls int   // of one Stream; default 16,384
 	MaxStreams   int   // Streams of all clients, and as many workers; default 4,096
 	MaxBlob      int64 // bytes; default 64 MiB
+	MaxUnsent    int   // bytes that wait for one reader; default 64 MiB
 }
 
 func (c *Config) setDefaults() {
@@ -75,6 +75,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.MaxStreams == 0 {
 		c.MaxStreams = 4096
+	}
+	if c.MaxUnsent == 0 {
+		c.MaxUnsent = 64 << 20
 	}
 	if c.MaxBlob == 0 {
 		c.MaxBlob = 64 << 20

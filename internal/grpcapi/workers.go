@@ -24,7 +24,7 @@ func (v workersService) Work(stream wire.Workers_WorkServer) error {
 	}
 	defer v.s.workers.give()
 	c := &workerConn{s: v.s, stream: stream, ended: newEnding()}
-	c.Sender = mux.NewSender(maxUnsent, c.send)
+	c.Sender = mux.NewSender(v.s.cfg.MaxUnsent, c.send)
 	late := v.s.cfg.Clock.AfterFunc(helloTimeout, func() {
 		if c.worker() == nil {
 			c.Close(&core.Error{Code: core.Invalid, Message: "the worker sent no Hello within " + helloTimeout.String()})

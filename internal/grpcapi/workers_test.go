@@ -206,7 +206,7 @@ func TestBurstOfLargeTasks(t *testing.T) {
 	w := newWorld(t, nil)
 	k := w.work(&wire.WorkerFrame{Hello: hello(), TaskCredits: 100})
 	k.recv()
-	input := make([]byte, 4<<20)
+	input := make([]byte, testUnsent/16)
 	const n = 40
 	for i := range n {
 		id := fmt.Sprint("default/f/", i)
@@ -239,7 +239,7 @@ func TestBurstOfLargeTasks(t *testing.T) {
 				t.Fatal("the stream ended")
 			}
 			started += len(f.Tasks)
-			if len(f.Tasks)*len(input) > maxUnsent+len(input) {
+			if len(f.Tasks)*len(input) > testUnsent+len(input) {
 				t.Errorf("%d tasks in a frame", len(f.Tasks))
 			}
 		}

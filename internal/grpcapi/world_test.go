@@ -68,12 +68,15 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
+// testUnsent is small, so that a test fills it quickly.
+const testUnsent = 4 << 20
+
 func newWorld(t *testing.T, change func(*Config)) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
 	w := &world{t: t, ctx: ctx, proposed: make(chan partition.Proposal, 10_000), flows: &fakeFlows{}, blobs: &fakeBlobs{m: map[string][]byte{}}}
 	log := slog.New(slog.NewTextHandler(&w.log, nil))
-	cfg := Config{Flows: w.flows, Blobs: w.blobs, Clock: env.SystemClock{}, Log: log}
+	cfg := Config{Flows: w.flows, Blobs: w.blobs, Clock: env.SystemClock{}, Log: log, MaxUnsent: testUnsent}
 	if change != nil {
 		change(&cfg)
 	}
