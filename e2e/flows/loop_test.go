@@ -72,7 +72,7 @@ func TestKillLoop(t *testing.T) {
 	k.load = newLoad(t, k.srv, seed)
 	k.load.begin()
 	began := time.Now()
-	for range rounds {
+	for k.serverKills < rounds {
 		k.live()
 		k.endServer()
 	}
