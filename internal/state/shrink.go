@@ -2,6 +2,8 @@ package state
 
 import (
 	"fmt"
+	"path/filepath"
+	"runtime"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -41,8 +43,8 @@ func (d *DB) Shrink() (bool, error) {
 	return true, nil
 }
 
-// initialMemTable is the size Pebble begins with when there are tables already.
-const initialMemTable = 512 << 10
+// initialMemTable is the size Pebble begins with.
+const initialMemTable = 256 << 10
 
 // quiet reports whether nothing came behind the flush: all is in table files.
 func (d *DB) quiet() bool {
@@ -58,10 +60,35 @@ func (d *DB) reopen() error {
 	if err := d.db.Close(); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
+	if err := d.dropLogs(); err != nil {
+		return err
+	}
+	d.db, d.known = nil, map[string]bool{}
+	runtime.GC() // or the new tables take new memory, while the old ones' stays in use in part
 	db, err := pebble.Open(d.dir, d.pebbleOptions())
 	if err != nil {
 		return err
 	}
 	d.db, d.used, d.former = db, 0, former
+	return nil
+}
+
+// dropLogs removes Pebble's write-ahead logs of closed tables. They are empty,
+// since none is written, but while there is one Pebble takes up a memtable for
+// its replay, keeps that one in reserve, and begins with another of twice the
+// size.
+func (d *DB) dropLogs() error {
+	names, err := d.o.FS.List(d.dir)
+	if err != nil {
+		return fmt.Errorf("list %q: %w", d.dir, err)
+	}
+	for _, name := range names {
+		if filepath.Ext(name) != ".log" {
+			continue
+		}
+		if err := d.o.FS.Remove(filepath.Join(d.dir, name)); err != nil {
+			return fmt.Errorf("remove an empty log: %w", err)
+		}
+	}
 	return nil
 }
