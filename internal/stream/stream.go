@@ -229,6 +229,7 @@ type Sub struct {
 	wake  chan struct{}
 
 	mu    sync.Mutex
+	tell  func()  // guarded by mu; takes the place of wake
 	queue []Frame // guarded by mu
 	spare []Frame // guarded by mu; the slice Next gave out before
 	bytes int     // guarded by mu
@@ -247,11 +248,40 @@ func (s *Sub) push(f Frame, size int) {
 			s.queue = append(s.queue, f)
 		}
 	}
+	tell := s.tell
 	s.mu.Unlock()
+	s.signal(tell)
+}
+
+func (s *Sub) signal(tell func()) {
+	if tell != nil {
+		tell()
+		return
+	}
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
+}
+
+// Notify makes the subscription call fn each time that Next may have something
+// to give without waiting, at once when it has. fn runs on the publisher's
+// goroutine: it must not block nor call the hub.
+func (s *Sub) Notify(fn func()) {
+	s.mu.Lock()
+	s.tell = fn
+	ready := len(s.queue) > 0 || s.err != nil
+	s.mu.Unlock()
+	if ready {
+		fn()
+	}
+}
+
+// Ready reports whether Next would not wait.
+func (s *Sub) Ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.queue) > 0 || s.err != nil
 }
 
 // Push queues a note behind the frames that are there.
@@ -307,9 +337,7 @@ func (s *Sub) end(err error) {
 	if s.err == nil {
 		s.err = err
 	}
+	tell := s.tell
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.signal(tell)
 }

@@ -318,3 +318,35 @@ func BenchmarkDelta(b *testing.B) {
 		}
 	}
 }
+
+// TestNotify: fn is called for what is there already, for what comes and for
+// the end, and what Ready says is what Next does.
+func TestNotify(t *testing.T) {
+	h := NewHub()
+	s := h.Subscribe("f", 0)
+	if s.Ready() {
+		t.Fatal("ready without a frame")
+	}
+	h.Publish("f", []*wire.Event{event(1, 0, "a")})
+	calls := 0
+	expect := func(what string, n int, ready bool) {
+		t.Helper()
+		if calls != n || s.Ready() != ready {
+			t.Fatalf("%s: %d calls, ready %v; want %d, %v", what, calls, s.Ready(), n, ready)
+		}
+	}
+	s.Notify(func() { calls++ })
+	expect("a frame before it", 1, true)
+	want(t, s, "a@1")
+	expect("read", 1, false)
+	h.Publish("f", []*wire.Event{event(2, 0, "b")})
+	expect("an event", 2, true)
+	s.Push("note")
+	expect("a note", 3, true)
+	want(t, s, "b@2 note")
+	h.Close(ErrClosed)
+	expect("the end", 4, true)
+	want(t, s, ErrClosed.Error())
+	s.Notify(func() { calls++ })
+	expect("after the end", 5, true)
+}
