@@ -1,12 +1,13 @@
 // Package httpapi is the HTTP face of Perdure: a stateless encoder of the verbs
-// of package session, in a native form and in OpenAI's. It starts no goroutine
-// and keeps nothing between requests; whatever a client is told comes from the
+// of package session, in a native form and in OpenAI's. It keeps nothing between
+// requests; whatever a client is told comes from the
 // session's log. api/openapi.json describes it.
 package httpapi
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -85,9 +86,12 @@ type API struct {
 	started  int64 // unix seconds
 	landed   []byte
 
+	lines    *lines
+	patience time.Duration
+
 	mu       sync.Mutex
-	draining bool                             // guarded by mu
-	watching map[*sse]context.CancelCauseFunc // guarded by mu; streams that end only with their client
+	draining bool                // guarded by mu
+	watching map[*relay]struct{} // guarded by mu; streams that end only with their client
 }
 
 // New makes the handler. Serve it with an http.Server whose ReadHeaderTimeout,
@@ -96,7 +100,8 @@ type API struct {
 func New(cfg Config) *API {
 	a := &API{
 		cfg: cfg, svc: cfg.Service, router: newRouter(routes), keys: keysOf(cfg.Auth), requests: cfg.Requests,
-		origin: http.NewCrossOriginProtection(), started: cfg.Clock.Now().Unix(), watching: map[*sse]context.CancelCauseFunc{},
+		origin: http.NewCrossOriginProtection(), started: cfg.Clock.Now().Unix(), watching: map[*relay]struct{}{},
+		lines: newLines(), patience: patience,
 	}
 	if a.requests == nil {
 		a.requests = admit.NewLimiter(cfg.Limits.MaxRequests)
@@ -112,8 +117,8 @@ func (a *API) Drain() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.draining = true
-	for _, cancel := range a.watching {
-		cancel(errDraining)
+	for r := range a.watching {
+		r.stop(errDraining)
 	}
 }
 
@@ -125,20 +130,26 @@ func (a *API) isDraining() bool {
 
 // ServeHTTP implements http.Handler.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := &call{api: a, w: w, r: r, rc: http.NewResponseController(w), start: a.cfg.Clock.Now()}
+	c := &call{api: a, w: w, r: r, rc: http.NewResponseController(w), method: r.Method, remote: r.RemoteAddr, start: a.cfg.Clock.Now()}
 	c.id = a.requestID(r)
-	defer a.finish(c)
+	taken := false
+	defer func() {
+		if v := recover(); !taken {
+			a.finish(c, v)
+		}
+	}()
 	_ = c.rc.SetWriteDeadline(time.Time{}) // the last request of this connection may have left one
 	if r.ContentLength != 0 {
 		_ = c.rc.SetReadDeadline(c.start.Add(a.cfg.Limits.ReadBodyTimeout))
 	}
 	w.Header()["X-Request-Id"] = []string{c.id}
-	if err := a.serve(c); err != nil {
+	err := a.serve(c)
+	if taken = errors.Is(err, errTaken); err != nil && !taken {
 		c.refuse(err)
 	}
 }
 
-func (a *API) serve(c *call) error {
+func (a *API) serve(c *call) (err error) {
 	found, near, params := a.router.find(c.r.Method, c.r.URL.Path)
 	if found == nil {
 		return a.lost(c, near)
@@ -148,7 +159,11 @@ func (a *API) serve(c *call) error {
 		if !a.requests.TryAcquire() {
 			return errTooManyRequests
 		}
-		defer a.requests.Release()
+		defer func() {
+			if !errors.Is(err, errTaken) {
+				a.requests.Release()
+			}
+		}()
 	}
 	if a.cfg.LocalOnly && !isLocal(c.r.Host) {
 		return errHost
@@ -186,20 +201,28 @@ func (a *API) lost(c *call, near *route) error {
 
 // finish ends every request: what panicked becomes an error with an ID, and
 // the access log gets its record.
-func (a *API) finish(c *call) {
-	v := recover()
+func (a *API) finish(c *call, v any) {
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself, as net/http compares it
-		a.cfg.Logger.Error("request panicked", "request_id", c.id, "route", c.pattern(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		c.panicked(v)
 		if c.status == 0 {
 			c.refuse(internalError(c.id))
 			v = nil
 		}
 	}
-	if a.cfg.AccessLog != nil {
-		a.cfg.AccessLog(c.record())
-	}
+	a.tell(c)
 	if v != nil {
 		panic(http.ErrAbortHandler) // breaks the connection, so that the client sees that its answer is not whole
+	}
+}
+
+func (c *call) panicked(v any) {
+	c.api.cfg.Logger.Error("request panicked", "request_id", c.id, "route", c.pattern(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+}
+
+// tell gives the access log its record.
+func (a *API) tell(c *call) {
+	if a.cfg.AccessLog != nil {
+		a.cfg.AccessLog(c.record())
 	}
 }
 

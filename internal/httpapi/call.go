@@ -28,10 +28,14 @@ type call struct {
 	rc     *http.ResponseController
 	route  *route
 	params [maxParams]string
+	method string
+	remote string // address of the client's end
 	id     string
 	tenant string
 	start  time.Time
 	query  map[string]string // only of routes that check it; nil when there is none
+
+	deadline time.Time // of a stream's writes, as the connection has it
 
 	status  int // 0: nothing was sent
 	bytes   int64
@@ -50,13 +54,19 @@ func (c *call) pattern() string {
 
 func (c *call) record() AccessRecord {
 	rec := AccessRecord{
-		At: c.start, RequestID: c.id, Tenant: c.tenant, Method: c.r.Method, Route: c.pattern(), Status: c.status, Bytes: c.bytes,
-		Duration: c.api.cfg.Clock.Now().Sub(c.start), Session: c.session, Turn: c.turn, Remote: c.r.RemoteAddr, Closed: c.closed,
+		At: c.start, RequestID: c.id, Tenant: c.tenant, Method: c.method, Route: c.pattern(), Status: c.status, Bytes: c.bytes,
+		Duration: c.api.cfg.Clock.Now().Sub(c.start), Session: c.session, Turn: c.turn, Remote: c.remote, Closed: c.closed,
 	}
 	if !c.first.IsZero() {
 		rec.TTFB = c.first.Sub(c.start)
 	}
 	return rec
+}
+
+// moveTo lets the call go on without its request.
+func (c *call) moveTo(w http.ResponseWriter) {
+	c.w, c.rc, c.r, c.query = w, http.NewResponseController(w), nil, nil
+	c.deadline = time.Time{} // net/http has cleared it
 }
 
 // Header, Write, WriteHeader and Unwrap make a call the ResponseWriter that

@@ -172,14 +172,9 @@ func (a *API) chatCompletions(c *call) error {
 	}
 	a.watches(c, w)
 	if req.stream {
-		defer w.Close()
-		return c.streamChat(w, req)
+		return c.relay(w, c.streamChat(w, req)).serve()
 	}
-	o, err := a.waitFor(c, w, newOutcome(c.session, w.Turn()))
-	if err != nil {
-		return err
-	}
-	return c.completion(o, req)
+	return c.await(w, newOutcome(c.session, w.Turn()), func(o *outcome) error { return c.completion(o, req.agent) })
 }
 
 const headerSession, headerOnBusy = "X-Perdure-Session", "X-Perdure-On-Busy"

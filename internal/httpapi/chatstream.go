@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/session"
@@ -31,14 +32,14 @@ func usageOf(o *outcome) agent.Usage {
 }
 
 // completion answers with a chat.completion.
-func (c *call) completion(o *outcome, req chatRequest) error {
+func (c *call) completion(o *outcome, model string) error {
 	if o.status != "completed" {
 		return turnRefusal(o)
 	}
 	p := getBuffer()
 	b := jsontext.AppendString(append(*p, `{"id":`...), completionID(o.turn))
 	b = strconv.AppendInt(append(b, `,"object":"chat.completion","created":`...), c.start.Unix(), 10)
-	b = jsontext.AppendString(append(b, `,"model":`...), req.agent)
+	b = jsontext.AppendString(append(b, `,"model":`...), model)
 	b = jsontext.AppendString(append(b, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...), o.said)
 	b = append(b, `,"refusal":null},"logprobs":null,"finish_reason":"`...)
 	b = append(append(b, finishReason(o.finish)...), `"}],"usage":`...)
@@ -58,7 +59,7 @@ func appendUsage(b []byte, u agent.Usage) []byte {
 type chatStream struct {
 	*sse
 	o       *outcome
-	req     chatRequest
+	usage   bool   // the client wants it
 	head    []byte // what every chunk begins with
 	opened  bool   // the first chunk, with the role, is out
 	exec    uint64 // the message being written, by its step
@@ -67,35 +68,27 @@ type chatStream struct {
 	pending bool   // text of this message is out
 }
 
-// streamChat writes a turn as OpenAI's stream. Nothing is sent before the first
+// streamChat gives a turn as OpenAI's stream. Nothing is sent before the first
 // text, so that a turn that fails before it is an HTTP error like any other.
-func (c *call) streamChat(w *session.Watcher, req chatRequest) error {
-	s := &chatStream{sse: c.stream(c.r.Context()), o: newOutcome(c.session, w.Turn()), req: req}
-	defer s.disarm()
+func (c *call) streamChat(w *session.Watcher, req chatRequest) *chatStream {
+	s := &chatStream{sse: c.stream(), o: newOutcome(c.session, w.Turn()), usage: req.includeUsage}
 	s.head = jsontext.AppendString([]byte(`data: {"id":`), completionID(c.turn))
 	s.head = strconv.AppendInt(append(s.head, `,"object":"chat.completion.chunk","created":`...), c.start.Unix(), 10)
 	s.head = append(jsontext.AppendString(append(s.head, `,"model":`...), req.agent), `,"system_fingerprint":null,"choices":[`...)
-	for {
-		events, err := s.next(w)
-		if err == nil {
-			err = s.step(events)
-		} else {
-			err = s.broke(err)
-		}
-		if err != nil || s.o.ended() {
-			return err
-		}
-	}
+	return s
 }
 
-// step writes what some events bring, in one piece.
-func (s *chatStream) step(events []session.Event) error {
+// beat implements consumer. From the first heartbeat on errors come inside the
+// stream.
+func (s *chatStream) beat() (time.Duration, error) {
+	return s.beatWith(func() error { return s.write(append(s.open(nil), ping...)) })
+}
+
+// take implements consumer: it writes what some events bring in one piece.
+func (s *chatStream) take(events []session.Event) (over bool, err error) {
 	p := getBuffer()
 	b := *p
 	defer func() { putBuffer(p, b) }()
-	if len(events) == 0 { // a heartbeat: from here on errors come inside the stream
-		b = append(s.open(b), ping...)
-	}
 	for i := range events {
 		ev := &events[i]
 		switch {
@@ -110,16 +103,16 @@ func (s *chatStream) step(events []session.Event) error {
 			b = s.message(b, ev)
 		}
 	}
-	if s.o.ended() {
+	if over = s.o.ended(); over {
 		if s.o.status != "completed" && !s.opened {
-			return turnRefusal(s.o)
+			return true, turnRefusal(s.o)
 		}
 		b = s.close(b)
 	}
 	if len(b) == 0 {
-		return nil
+		return over, nil
 	}
-	return s.write(b)
+	return over, s.write(b)
 }
 
 // delta adds the part of a delta that is not out yet. A message that is begun
@@ -177,7 +170,7 @@ func (s *chatStream) open(b []byte) []byte {
 
 func (s *chatStream) tail(b []byte, usage string) []byte {
 	b = append(b, ']')
-	if s.req.includeUsage {
+	if s.usage {
 		b = append(append(b, `,"usage":`...), usage...)
 	}
 	return append(b, "}\n\n"...)
@@ -191,23 +184,23 @@ func (s *chatStream) close(b []byte) []byte {
 	b = s.open(b)
 	b = append(append(b, s.head...), `{"index":0,"delta":{},"logprobs":null,"finish_reason":"`...)
 	b = s.tail(append(append(b, finishReason(s.o.finish)...), `"}`...), "null")
-	if s.req.includeUsage {
+	if s.usage {
 		b = s.tail(append(b, s.head...), string(appendUsage(nil, usageOf(s.o))))
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-// broke ends a stream that lost its turn: as an HTTP error while nothing is
-// out, else inside the stream.
-func (s *chatStream) broke(err error) error {
+// fail implements consumer: a stream that lost its turn ends as an HTTP error
+// while nothing is out, else inside the stream.
+func (s *chatStream) fail(err error) (*session.Watcher, error) {
 	if !s.begun {
-		return err
+		return nil, err
 	}
 	s.c.closed = s.reason(err)
 	if s.c.closed == "client_gone" {
-		return errClientGone
+		return nil, errClientGone
 	}
 	ref := &refusal{status: http.StatusServiceUnavailable, code: s.c.closed, message: "the stream ended early; the turn goes on: see GET /v1/sessions/" + s.c.session + "/turns/" + s.c.turn}
 	b := append(ref.appendOpenAI([]byte("data: ")), "\n\n"...)
-	return errors.Join(s.write(b), errClientGone)
+	return nil, errors.Join(s.write(b), errClientGone)
 }

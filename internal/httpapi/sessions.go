@@ -215,13 +215,13 @@ func (a *API) events(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer w.Close()
-	s, done, err := a.watch(c)
-	if err != nil {
+	s := c.stream()
+	r := c.relay(w, s)
+	if err := a.watch(r); err != nil {
+		r.close()
 		return err
 	}
-	defer done()
-	return s.resume(w, after)
+	return s.resume(r, after)
 }
 
 // turnEvents follows one turn. A client that has had its end already gets 204,
@@ -246,15 +246,16 @@ func (a *API) turnEvents(c *call, turn, after string) error {
 	if err != nil {
 		return err
 	}
-	defer w.Close()
-	return c.stream(c.r.Context()).resume(w, after)
+	s := c.stream()
+	return s.resume(c.relay(w, s), after)
 }
 
 // resume follows from a cursor; the client hears at once that it is connected.
-func (s *sse) resume(w *session.Watcher, after string) error {
+func (s *sse) resume(r *relay, after string) error {
 	s.cursor = after
 	if err := s.write([]byte(": connected\n\n")); err != nil {
+		r.close()
 		return err
 	}
-	return s.follow(w)
+	return r.serve()
 }

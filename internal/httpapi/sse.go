@@ -8,32 +8,21 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/session"
 	"github.com/perdure-dev/perdure/internal/stream"
 )
 
-// errHeartbeat ends a wait for events that lasted a heartbeat.
-var errHeartbeat = errors.New("heartbeat is due")
-
-// sse is one event stream. While it waits it holds a timer and a context; the
-// memory for frames is borrowed for each write.
+// sse is one event stream, and the consumer that writes native events as they
+// are. The memory for frames is borrowed for each write.
 type sse struct {
-	c        *call
-	base     context.Context
-	wait     context.Context // ends with base or when a heartbeat is due
-	stop     context.CancelCauseFunc
-	timer    env.Timer
-	wrote    time.Time // last write
-	deadline time.Time
-	begun    bool
-	cursor   string // ID of the last durable event written
+	c      *call
+	wrote  time.Time // last write
+	begun  bool
+	cursor string // ID of the last durable event written
 }
 
-func (c *call) stream(base context.Context) *sse {
-	return &sse{c: c, base: base, wrote: c.start}
-}
+func (c *call) stream() *sse { return &sse{c: c, wrote: c.start} }
 
 // begin sends the headers.
 func (s *sse) begin() {
@@ -48,37 +37,18 @@ func (s *sse) begin() {
 	s.c.WriteHeader(http.StatusOK)
 }
 
-func (s *sse) arm(d time.Duration) {
-	wait, cancel := context.WithCancelCause(s.base)
-	s.wait, s.stop = wait, cancel
-	s.timer = s.c.api.cfg.Clock.AfterFunc(d, func() { cancel(errHeartbeat) })
+// beat implements consumer: it sends a comment when nothing was sent for a
+// heartbeat.
+func (s *sse) beat() (time.Duration, error) {
+	return s.beatWith(func() error { return s.write(ping) })
 }
 
-func (s *sse) disarm() {
-	if s.wait != nil {
-		s.timer.Stop()
-		s.stop(nil)
-		s.wait = nil
+func (s *sse) beatWith(send func() error) (time.Duration, error) {
+	every := s.c.api.cfg.Limits.StreamHeartbeat
+	if left := every - s.c.api.cfg.Clock.Now().Sub(s.wrote); left > 0 {
+		return left, nil
 	}
-}
-
-// next waits for events. No events and no error: a heartbeat is due. Between
-// two heartbeats the timer is left alone, whatever is written.
-func (s *sse) next(w *session.Watcher) ([]session.Event, error) {
-	beat := s.c.api.cfg.Limits.StreamHeartbeat
-	for {
-		if s.wait == nil {
-			s.arm(max(beat-s.c.api.cfg.Clock.Now().Sub(s.wrote), 0))
-		}
-		events, err := w.Next(s.wait)
-		if !errors.Is(err, errHeartbeat) {
-			return events, err
-		}
-		s.disarm()
-		if s.c.api.cfg.Clock.Now().Sub(s.wrote) >= beat {
-			return nil, nil
-		}
-	}
+	return every, send()
 }
 
 var ping = []byte(": ping\n\n")
@@ -91,9 +61,9 @@ func (s *sse) write(b []byte) error {
 	now := s.c.api.cfg.Clock.Now()
 	s.wrote = now
 	stall := s.c.api.cfg.Limits.StreamStall
-	if s.deadline.Sub(now) < stall {
-		s.deadline = now.Add(stall + stall/2)
-		_ = s.c.rc.SetWriteDeadline(s.deadline)
+	if s.c.deadline.Sub(now) < stall {
+		s.c.deadline = now.Add(stall + stall/2)
+		_ = s.c.rc.SetWriteDeadline(s.c.deadline)
 	}
 	_, err := s.c.Write(b)
 	if err == nil {
@@ -110,8 +80,8 @@ func (s *sse) write(b []byte) error {
 	return errClientGone
 }
 
-// frames writes native events as they are.
-func (s *sse) frames(events []session.Event) error {
+// take implements consumer. Where the stream ends, the watcher says.
+func (s *sse) take(events []session.Event) (over bool, err error) {
 	for i := len(events) - 1; i >= 0; i-- {
 		if events[i].ID != "" {
 			s.cursor = events[i].ID
@@ -119,37 +89,24 @@ func (s *sse) frames(events []session.Event) error {
 		}
 	}
 	if len(events) == 1 {
-		return s.write(events[0].SSE)
+		return false, s.write(events[0].SSE)
 	}
 	p := getBuffer()
 	b := *p
 	for i := range events {
 		b = append(b, events[i].SSE...)
 	}
-	err := s.write(b)
+	err = s.write(b)
 	putBuffer(p, b)
-	return err
+	return false, err
 }
 
-// follow writes what a watcher gives until its end.
-func (s *sse) follow(w *session.Watcher) error {
-	defer s.disarm()
-	for {
-		events, err := s.next(w)
-		switch {
-		case errors.Is(err, session.ErrEnded):
-			return nil
-		case err != nil:
-			return s.broken(err)
-		case len(events) == 0:
-			err = s.write(ping)
-		default:
-			err = s.frames(events)
-		}
-		if err != nil {
-			return err
-		}
+// fail implements consumer.
+func (s *sse) fail(err error) (*session.Watcher, error) {
+	if errors.Is(err, session.ErrEnded) {
+		return nil, nil
 	}
+	return nil, s.broken(err)
 }
 
 // broken ends a stream before its end: the last frame says why, and from where
@@ -178,23 +135,4 @@ func (s *sse) reason(err error) string {
 	}
 	s.c.api.cfg.Logger.Error("stream broke", "request_id", s.c.id, "route", s.c.pattern(), "error", err)
 	return "error"
-}
-
-// watch makes the stream one that Drain ends.
-func (a *API) watch(c *call) (s *sse, done func(), err error) {
-	base, cancel := context.WithCancelCause(c.r.Context())
-	s = c.stream(base)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.draining {
-		cancel(nil)
-		return nil, nil, errDraining
-	}
-	a.watching[s] = cancel
-	return s, func() {
-		a.mu.Lock()
-		delete(a.watching, s)
-		a.mu.Unlock()
-		cancel(nil)
-	}, nil
 }

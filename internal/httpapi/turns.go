@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/session"
@@ -118,14 +119,9 @@ func (a *API) startTurn(c *call) error {
 	}
 	a.watches(c, w)
 	if c.wantsStream(req.stream) {
-		defer w.Close()
-		return c.stream(c.r.Context()).follow(w)
+		return c.relay(w, c.stream()).serve()
 	}
-	o, err := a.waitFor(c, w, newOutcome(c.session, w.Turn()))
-	if err != nil {
-		return err
-	}
-	return c.result(o)
+	return c.await(w, newOutcome(c.session, w.Turn()), c.result)
 }
 
 func (a *API) checkPrompt(content []byte) error {
@@ -166,9 +162,7 @@ func (a *API) getTurn(c *call) error {
 		if err != nil {
 			return err
 		}
-		if o, err = a.waitFor(c, w, o); err != nil {
-			return err
-		}
+		return c.await(w, o, c.result)
 	}
 	return c.result(o)
 }
@@ -181,15 +175,14 @@ func (a *API) lookUp(c *call, turn string) (*outcome, error) {
 	}
 	defer w.Close()
 	o := newOutcome(c.session, turn)
-	past, cancel := context.WithCancelCause(c.r.Context())
-	cancel(errPast)
 	for {
-		events, err := w.Next(past)
+		events, err := w.Poll(c.r.Context())
 		o.take(events)
-		if err == nil {
+		switch {
+		case err == nil && len(events) > 0:
 			continue
-		}
-		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, errPast) {
+		case err == nil, errors.Is(err, session.ErrEnded), errors.Is(err, stream.ErrSlowReader): // the log was read by then
+		default:
 			return nil, err
 		}
 		if o.status == "" {
@@ -199,32 +192,40 @@ func (a *API) lookUp(c *call, turn string) (*outcome, error) {
 	}
 }
 
-// errPast ends a wait at once: only what is there already is wanted.
-var errPast = errors.New("only the past is asked for")
+// await answers with a turn when it has ended. Falling behind is no error
+// here: the log is read again from the last event on, a bounded number of
+// times.
+func (c *call) await(w *session.Watcher, o *outcome, reply func(*outcome) error) error {
+	return c.relay(w, &awaited{c: c, o: o, reply: reply}).serve()
+}
 
-// waitFor reads a turn to its end and closes the watcher. Falling behind is no
-// error here: the log is read again from the last event on, a bounded number
-// of times.
-func (a *API) waitFor(c *call, w *session.Watcher, o *outcome) (*outcome, error) {
-	defer func() { w.Close() }()
-	for again := 0; ; {
-		events, err := w.Next(c.r.Context())
-		o.take(events)
-		switch {
-		case errors.Is(err, session.ErrEnded):
-			return o, nil
-		case errors.Is(err, stream.ErrSlowReader) && again < maxCatchUps:
-			again++
-			w.Close()
-			next, err := a.svc.WatchTurn(c.r.Context(), c.tenant, o.session, o.turn, o.last)
-			if err != nil {
-				return nil, err
-			}
-			w = next
-		case err != nil:
-			return nil, err
-		}
+// awaited answers with a turn when it has ended.
+type awaited struct {
+	c     *call
+	o     *outcome
+	reply func(*outcome) error
+	again int
+}
+
+// take implements consumer.
+func (a *awaited) take(events []session.Event) (over bool, err error) {
+	a.o.take(events)
+	return false, nil
+}
+
+// beat implements consumer.
+func (a *awaited) beat() (time.Duration, error) { return 0, nil }
+
+// fail implements consumer.
+func (a *awaited) fail(err error) (*session.Watcher, error) {
+	switch {
+	case errors.Is(err, session.ErrEnded):
+		return nil, a.reply(a.o)
+	case errors.Is(err, stream.ErrSlowReader) && a.again < maxCatchUps:
+		a.again++
+		return a.c.api.svc.WatchTurn(context.Background(), a.c.tenant, a.o.session, a.o.turn, a.o.last)
 	}
+	return nil, err
 }
 
 const maxCatchUps = 100

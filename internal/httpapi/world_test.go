@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -141,11 +144,12 @@ type world struct {
 	mu      sync.Mutex
 	records []AccessRecord // guarded by mu
 	arrived chan AccessRecord
+	moved   chan struct{} // a token for each answer that left net/http
 }
 
 func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
-	w := &world{t: t, script: &script{held: make(chan string, 64), release: make(chan struct{}, 64)}, hub: stream.NewHub(), log: &bytes.Buffer{}, arrived: make(chan AccessRecord, 4096)}
+	w := &world{t: t, script: &script{held: make(chan string, 64), release: make(chan struct{}, 64)}, hub: stream.NewHub(), log: &bytes.Buffer{}, arrived: make(chan AccessRecord, 4096), moved: make(chan struct{}, 64)}
 	e := env.Real()
 	e.FS = vfs.NewMem()
 	logger := slog.New(slog.NewTextHandler(&lockedWriter{w: w.log}, nil))
@@ -168,9 +172,22 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		f(&cfg)
 	}
 	w.api = New(cfg)
-	w.srv = httptest.NewServer(w.api)
+	w.api.patience = worldPatience
+	w.srv = httptest.NewUnstartedServer(w.api)
+	w.srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateHijacked {
+			select {
+			case w.moved <- struct{}{}:
+			default: // nobody counts
+			}
+		}
+	}
+	w.srv.Start()
+	returned := w.api.Returned(w.srv.Listener.Addr())
+	go func() { _ = w.srv.Config.Serve(returned) }() // ends with it
 	t.Cleanup(func() {
 		w.srv.CloseClientConnections()
+		w.api.Close(past)
 		w.srv.Close()
 		for _, r := range set {
 			r.Stop()
@@ -200,6 +217,13 @@ func (w *world) partitions(e env.Env, pool *worker.Pool) partition.Set {
 	}
 	return set
 }
+
+// past is over already.
+var past = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 func limits() config.Limits {
 	return config.Limits{MaxBodyBytes: 64 << 10, MaxPromptBytes: 8 << 10, MaxRequests: 1000, ReadBodyTimeout: 5 * time.Second,
@@ -423,4 +447,19 @@ func names(fs []frame) string {
 		}
 	}
 	return strings.Join(out, " ")
+}
+
+// worldPatience is the API's patience in tests.
+var worldPatience = patience
+
+// TestMain runs all tests twice: with answers that stay on net/http unless they
+// take long, and with answers that leave it as soon as they wait.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code := m.Run()
+	if code == 0 && flag.Lookup("test.fuzz").Value.String() == "" && flag.Lookup("test.bench").Value.String() == "" {
+		worldPatience = 0
+		code = m.Run()
+	}
+	os.Exit(code)
 }

@@ -445,6 +445,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	defer stopFlows()
 	go func() { _ = hs.Serve(halves.http) }()
+	go func() { _ = hs.Serve(s.api.Returned(l.Addr())) }() // ends with hs
 	go func() { served <- halves.run() }()
 	select {
 	case <-ctx.Done():
@@ -456,6 +457,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		s.finishFlows()
 		end, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		_ = hs.Shutdown(end) // what is open after the time is cut below
+		s.api.Close(end)
 		cancel()
 	case err = <-s.lost:
 		s.draining.Store(true)
@@ -464,6 +466,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	halves.close()
 	_ = hs.Close()
+	cut, cancel := context.WithCancel(context.Background())
+	cancel() // what is still open is closed
+	s.api.Close(cut)
 	stopFlows()
 	s.Close()
 	if errors.Is(err, net.ErrClosed) {
