@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
 )
@@ -111,9 +112,9 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 
 // releaseMemory gives memory back to the system once, each time the server has
 // gone quiet after work: sessions have left memory and nothing is written. The
-// tables shrink their memtables, idle connections and the block cache are
-// dropped; the runtime alone would keep all of it for minutes, and the tables
-// for ever.
+// tables shrink their memtables, idle connections, the block cache and the
+// code of busy times are dropped; the runtime alone would keep all of it for
+// minutes, and the tables for ever.
 func (s *Server) releaseMemory(ctx context.Context) {
 	var last, released uint64 // sums of applied LSNs
 	for s.wait(ctx, releaseEvery) {
@@ -132,13 +133,15 @@ func (s *Server) releaseMemory(ctx context.Context) {
 			}
 		}
 		s.tools.Close() // idle connections; calls dial anew
+		s.shared.Drop()
+		trimRuntime() // first, or the tables are spread over what the burst leaves
 		for _, p := range s.parts {
 			if _, err := p.tables.Shrink(); err != nil {
 				s.log.Warn("tables kept their memory", "partition", p.id, "error", err)
 			}
 		}
-		s.shared.Drop()
 		trimRuntime()
+		env.DropCode()
 		released = applied
 	}
 }

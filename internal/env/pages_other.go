@@ -1,0 +1,6 @@
+//go:build !linux
+
+package env
+
+// DropCode does nothing on this system.
+func DropCode() int { return 0 }
