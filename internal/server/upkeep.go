@@ -20,6 +20,8 @@ const (
 	upkeepEvery  = 10 * time.Second // at most between two looks
 	sweepEvery   = time.Hour        // blobs that no flow names any more
 	releaseEvery = 5 * time.Second
+
+	trimCollections = 5 // of a small heap: some ms each
 )
 
 func snapshotPrefix(id int) string { return fmt.Sprintf("p%03d/snapshot", id) }
@@ -149,11 +151,12 @@ func (s *Server) releaseMemory(ctx context.Context) {
 // trimRuntime makes the runtime give back what it keeps for the next burst.
 // Each scheduler slot keeps 64 dead goroutines with their stacks and a span of
 // every size class; only giving the slot up frees those. sync.Pool gives its
-// memory up in the second of two collections.
+// memory up in the second collection, and each halves stacks that are too large.
 func trimRuntime() {
 	procs := runtime.GOMAXPROCS(1)
-	runtime.GC()
-	runtime.GC()
+	for range trimCollections {
+		runtime.GC()
+	}
 	debug.FreeOSMemory()
 	runtime.GOMAXPROCS(procs)
 }
