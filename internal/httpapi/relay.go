@@ -33,7 +33,8 @@ type relay struct {
 	c    *call
 	w    *session.Watcher
 	to   consumer
-	line *line // nil as long as the connection is net/http's; set once
+	line *line  // nil as long as the connection is net/http's; set once
+	runs func() // run, made once: go with a method would make it each time
 
 	mu      sync.Mutex
 	signal  chan struct{} // guarded by mu; wakes the request's goroutine; nil on a line
@@ -190,7 +191,7 @@ func (r *relay) wake() {
 		r.woken = true
 	default:
 		r.running = true
-		go r.run()
+		go r.runs()
 	}
 }
 
@@ -210,7 +211,7 @@ func (r *relay) move() bool {
 	if line == nil {
 		return false
 	}
-	r.line = line
+	r.line, r.runs = line, r.run
 	r.mu.Lock()
 	r.signal, r.running = nil, true
 	if r.armed && r.timer.Stop() {
@@ -218,7 +219,7 @@ func (r *relay) move() bool {
 	}
 	r.mu.Unlock()
 	go line.listen()
-	go r.run() // there may have been a signal
+	go r.runs() // there may have been a signal
 	return true
 }
 
