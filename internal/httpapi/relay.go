@@ -11,7 +11,7 @@ import (
 
 // patience is how long an answer may take on net/http before its connection is
 // taken over. net/http holds two goroutines and some 20 KB for each request;
-// to take over costs some 10 µs, which a quick answer is not worth.
+// to take over costs about 0.1 ms of CPU, which a quick answer is not worth.
 const patience = 50 * time.Millisecond
 
 // consumer is what a handler makes of a watcher's events.
