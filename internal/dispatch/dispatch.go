@@ -84,6 +84,8 @@ func (p partitions) SubmitWait(ctx context.Context, flowID string, q partition.P
 // the hand-out to the answer, queued from when the step wanted a worker to the
 // hand-out.
 type Hooks struct {
+	// Declares is told what a worker declares before it counts; it may block.
+	Declares func(tenant string, types []*wire.FlowType)
 	// Attempt: outcome is completed, retried, failed, timeout, lost, late or refused.
 	Attempt func(flowType, step, outcome string, took, queued time.Duration)
 	// RPC: outcome is completed, failed, timeout, lost, cancelled, or the code of a

@@ -153,6 +153,9 @@ func (d *Dispatcher) Connect(tenantName, address string, h *wire.Hello, out Outl
 	if d.draining.Load() {
 		return nil, ErrDraining
 	}
+	if f := d.cfg.Hooks.Declares; f != nil {
+		f(tenantName, h.FlowTypes)
+	}
 	t := d.makeTenant(tenantName)
 	now := d.now()
 	w := &Worker{t: t, id: h.WorkerId, build: h.Build, sdk: h.Sdk, address: address, sinceUs: d.cfg.Clock.Now().UnixMicro(),

@@ -130,7 +130,7 @@ func (s *Server) openFlows() error {
 		Check: func(tenant, flowType string, r *wire.StepResult) error {
 			return s.flows.CheckResult(tenant, flowType, r)
 		},
-		Hooks: dispatch.Hooks{Attempt: s.metrics.flows.attempt, RPC: s.metrics.flows.rpc, Begin: s.beginSpan},
+		Hooks: dispatch.Hooks{Declares: s.declares, Attempt: s.metrics.flows.attempt, RPC: s.metrics.flows.rpc, Begin: s.beginSpan},
 	})
 	s.declared = newDeclared(s.dispatch, s.store)
 	for _, tenant := range s.tenants() {

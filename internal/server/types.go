@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/perdure-dev/perdure/internal/blob"
+	"github.com/perdure-dev/perdure/internal/dispatch"
 	"github.com/perdure-dev/perdure/internal/flows"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
@@ -17,6 +18,7 @@ import (
 const (
 	typesPrefix   = "types/"               // and the tenant: what its workers declared
 	typesEvery    = 500 * time.Millisecond // between two looks at what is declared
+	typesTimeout  = 5 * time.Second        // for a worker's to be written before it is welcomed
 	maxTypesBytes = 64 << 20               // of one tenant's declarations
 )
 
@@ -28,6 +30,8 @@ const (
 type declared struct {
 	connected
 	store blob.Store
+
+	writing sync.Mutex // held while one tenant's types are written
 
 	mu    sync.Mutex
 	saved map[string]map[string]*wire.FlowType // by tenant and name; guarded by mu
@@ -74,8 +78,32 @@ func (d *declared) load(ctx context.Context, tenant string) error {
 	return nil
 }
 
+// declares writes the types that are new here before anything can rely on them.
+// How a type has changed is left to save.
+func (d *declared) declares(ctx context.Context, tenant string, types []*wire.FlowType) error {
+	d.add(tenant, types)
+	return d.save(ctx, tenant) // which waits for another one's writing
+}
+
+// add takes over the types that are new.
+func (d *declared) add(tenant string, types []*wire.FlowType) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.saved[tenant] == nil {
+		d.saved[tenant] = map[string]*wire.FlowType{}
+	}
+	have := d.saved[tenant]
+	for _, t := range types {
+		if have[t.Name] == nil && len(have) < dispatch.MaxKnownTypes {
+			have[t.Name], d.dirty[tenant] = t, true
+		}
+	}
+}
+
 // save writes what the workers of a tenant have declared, if that is new.
 func (d *declared) save(ctx context.Context, tenant string) error {
+	d.writing.Lock()
+	defer d.writing.Unlock()
 	data := d.changes(tenant)
 	if data == nil {
 		return nil
@@ -127,6 +155,15 @@ func (d *declared) changes(tenant string) []byte {
 		return nil // of records that came over the wire
 	}
 	return data
+}
+
+// declares implements a hook of the dispatcher.
+func (s *Server) declares(tenant string, types []*wire.FlowType) {
+	ctx, cancel := context.WithTimeout(context.Background(), typesTimeout)
+	defer cancel()
+	if err := s.declared.declares(ctx, tenant, types); err != nil {
+		s.log.Error("flow types are not remembered over a restart", "error", err)
+	}
 }
 
 // rememberTypes keeps what workers declare.

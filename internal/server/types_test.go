@@ -111,6 +111,21 @@ func TestDeclaredTypesOutliveARestart(t *testing.T) {
 		t.Error("b is forgotten")
 	}
 
+	// A type that is new is written before its worker counts; a known one is not
+	// written again.
+	for range 2 {
+		if err := d.declares(ctx, "t", []*wire.FlowType{{Name: "c"}, {Name: "a"}}); err != nil || store.puts != 4 {
+			t.Errorf("%v after %d writes", err, store.puts)
+		}
+	}
+	d = newDeclared(workersOf(), store)
+	if err := d.load(ctx, "t"); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := d.KnownType("t", "c"); !ok {
+		t.Error("c is forgotten")
+	}
+
 	if _, err := store.Store.Put(ctx, typesPrefix+"t", []byte{0xff}, blob.PutOptions{}); err != nil {
 		t.Fatal(err)
 	}
