@@ -82,7 +82,8 @@ func serve(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Log
 	if os.Getenv("GOGC") == "" {
 		s.PaceGC()
 	}
-	debug.FreeOSMemory() // the start needed more than the rest
+	debug.FreeOSMemory() // the start needed more than the rest, code and constants, too
+	env.DropCode()
 	greet(out, l.Addr().String(), cfg)
 	return exitWith(exitFailed, s.Serve(ctx, l))
 }
