@@ -157,12 +157,16 @@ func (c *Context) writing() *handling { return &c.handling }
 // Step is the step's stored name.
 func (c *Context) Step() string { return c.step }
 
-// Key is the same for each attempt of this step and different for any other:
-// give it to the outside as an idempotency key.
+// Key is the same for each attempt of this handler of the step (WaitFor and
+// Execute have their own) and different for any other: give it to the outside as
+// an idempotency key.
 func (c *Context) Key() string {
 	b := make([]byte, 0, len(c.runID)+22+len(c.keyTail))
 	b = append(append(b, c.runID...), '-')
 	b = strconv.AppendUint(b, c.task.Exec, 10)
+	if c.task.Phase == wire.Task_WAIT_FOR {
+		b = append(b, "-wait"...)
+	}
 	return string(append(b, c.keyTail...))
 }
 

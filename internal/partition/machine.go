@@ -285,7 +285,7 @@ func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal)
 	m.count(h.flow, out.Flow)
 	m.changed(h, e.Lsn, out)
 	b.touch(h)
-	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), quiet: out.Flow.GetQuiet(), effects: m.takeEffects(h, out.Effects), reply: out.Reply, answer: p.Reply})
+	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), quiet: out.Flow.GetQuiet(), effects: m.takeEffects(h, e, out.Effects), reply: out.Reply, answer: p.Reply})
 	return nil
 }
 
@@ -305,7 +305,7 @@ func closes(out core.Output) bool { return out.Flow != nil && out.Flow.Closes }
 
 // takeEffects turns dispatches into work and starts those that may begin
 // before their commit.
-func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
+func (m *Machine) takeEffects(h *hotFlow, e *wire.Entry, effects []core.Effect) []effect {
 	if len(effects) == 0 {
 		return nil
 	}
@@ -317,7 +317,7 @@ func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
 		}
 		out[i].work = m.work(h, ef.Task)
 		m.stats.Dispatched++
-		if ef.Task.Prefetch || ef.Task.Spec.Async {
+		if ef.Task.Prefetch || ef.Task.Spec.Async && !mintsRun(e) {
 			m.stats.Prefetched++
 			out[i].early = true
 			m.building.hurried = m.building.hurried || ef.Task.Spec.Async
@@ -325,6 +325,17 @@ func (m *Machine) takeEffects(h *hotFlow, effects []core.Effect) []effect {
 		}
 	}
 	return out
+}
+
+// mintsRun reports whether an entry begins a run. Its first steps wait for its
+// commit even when they are ASYNC: were it lost, the same start would mint
+// another run ID, and with it other idempotency keys for what they did.
+func mintsRun(e *wire.Entry) bool {
+	switch e.Command.(type) {
+	case *wire.Entry_StartFlow, *wire.Entry_Reset_:
+		return true
+	}
+	return false
 }
 
 // Read calls fn with a copy of the flow (nil if there is none), when what it
