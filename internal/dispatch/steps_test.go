@@ -485,9 +485,17 @@ func TestAsyncStepsGoOutBeforeTheirCommit(t *testing.T) {
 	w := newWorld(t)
 	sub := w.hub.Subscribe(fullID("one"), 0)
 	f := w.connect("f", 1)
-	w.hold = true
 	async := func() *wire.StepSpec { return &wire.StepSpec{Name: "s", Async: true} }
 	w.start("one", async())
+	first := f.take() // the first step of a run waits for its commit all the same
+	ctx := canceled()
+	for {
+		if _, err := sub.Next(ctx); err != nil {
+			break
+		}
+	}
+	w.hold = true
+	f.answer(first, async())
 	for range 5 {
 		m := f.take()
 		f.frame(&wire.WorkerFrame{Outputs: []*wire.Output{{FlowId: "one", Exec: m.Exec, Attempt: m.Attempt, Text: "hello"}}})
@@ -495,7 +503,6 @@ func TestAsyncStepsGoOutBeforeTheirCommit(t *testing.T) {
 	}
 	m := f.take()
 	f.frame(&wire.WorkerFrame{Outputs: []*wire.Output{{FlowId: "one", Exec: m.Exec, Attempt: m.Attempt, Text: "last"}}})
-	ctx := canceled()
 	if got, err := sub.Next(ctx); err == nil {
 		t.Fatalf("shown before its commit: %v", got)
 	}
