@@ -129,7 +129,7 @@ func (h *Hub) Subscribe(flow string, bound int) *Sub {
 	return sub
 }
 
-// Publish hands committed events of a flow to its readers, in order.
+// Publish hands committed events of a flow to its readers, in order and together.
 func (h *Hub) Publish(flow string, events []*wire.Event) {
 	sh := h.shard(flow)
 	sh.mu.Lock()
@@ -142,12 +142,14 @@ func (h *Hub) Publish(flow string, events []*wire.Event) {
 		if p := t.partial[ev.Exec]; p != nil && ev.Exec != 0 {
 			delete(t.partial, ev.Exec) // ended, or begins again
 		}
-		if len(t.subs) == 0 {
-			continue
+	}
+	if len(t.subs) > 0 {
+		items := make([]Item, len(events))
+		for i, ev := range events {
+			items[i].Event = ev
 		}
-		item := &Item{Event: ev}
 		for _, s := range t.subs {
-			s.push(Frame{Item: item}, eventBytes(ev))
+			s.pushItems(items)
 		}
 	}
 	sh.release(flow, t)
@@ -238,19 +240,38 @@ type Sub struct {
 
 func (s *Sub) push(f Frame, size int) {
 	s.mu.Lock()
-	if f.Note != nil {
-		s.queue = append(s.queue, f) // the owner's own, and few: never lost to the bound
-	} else if s.err == nil {
-		s.bytes += size + frameOverhead
-		if s.bytes > s.bound && len(s.queue) > 0 {
-			s.err = ErrSlowReader
-		} else {
-			s.queue = append(s.queue, f)
-		}
+	s.add(f, size)
+	tell := s.tell
+	s.mu.Unlock()
+	s.signal(tell)
+}
+
+// pushItems queues what belongs together: a reader sees all of it or nothing.
+func (s *Sub) pushItems(items []Item) {
+	s.mu.Lock()
+	for i := range items {
+		s.add(Frame{Item: &items[i]}, eventBytes(items[i].Event))
 	}
 	tell := s.tell
 	s.mu.Unlock()
 	s.signal(tell)
+}
+
+// add queues a frame; the caller holds s.mu.
+func (s *Sub) add(f Frame, size int) {
+	if f.Note != nil {
+		s.queue = append(s.queue, f) // the owner's own, and few: never lost to the bound
+		return
+	}
+	if s.err != nil {
+		return
+	}
+	s.bytes += size + frameOverhead
+	if s.bytes > s.bound && len(s.queue) > 0 {
+		s.err = ErrSlowReader
+		return
+	}
+	s.queue = append(s.queue, f)
 }
 
 func (s *Sub) signal(tell func()) {
