@@ -19,6 +19,7 @@ type lines struct {
 	all    map[*line]struct{} // guarded by mu
 	busy   int                // guarded by mu; lines with an answer
 	closed bool               // guarded by mu
+	over   bool               // guarded by mu; every connection is to be closed, one that comes late, too
 	quiet  chan struct{}      // closed when closed and nothing is busy
 }
 
@@ -54,6 +55,9 @@ func (l *lines) take(r *relay) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all[n] = struct{}{}
+	if l.over {
+		_ = conn.Close() // who reads or writes there sees it
+	}
 	return n
 }
 
@@ -125,6 +129,9 @@ func (a *API) Close(ctx context.Context) {
 	case <-a.lines.quiet:
 	case <-ctx.Done():
 	}
+	a.lines.mu.Lock()
+	a.lines.over = true
+	a.lines.mu.Unlock()
 	a.lines.cut(func(*line) bool { return true })
 }
 
