@@ -2,11 +2,9 @@ package grpcapi
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
+	"errors"
 	"fmt"
 	"runtime/debug"
-	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -15,52 +13,25 @@ import (
 	"github.com/perdure-dev/perdure/internal/core"
 )
 
-// defaultTenant is who calls when no keys are configured.
-const defaultTenant = "default"
-
-// key is an API key: its digest, and for whom it speaks.
-type key struct {
-	digest [sha256.Size]byte
-	tenant string
-}
-
-func keysOf(auth config.Auth) []key {
-	var keys []key
-	for _, k := range auth.Keys {
-		keys = append(keys, key{k.Digest, k.Tenant})
-	}
-	return keys
-}
-
 var (
 	errNoKey  = &core.Error{Code: unauthenticated, Message: "an API key is needed: send it as metadata \"authorization: Bearer KEY\""}
 	errBadKey = &core.Error{Code: unauthenticated, Message: "the API key is not known here: check it, and that it is of this server"}
 )
 
-// tenantOf finds the tenant of a call. All keys are compared, each in constant
-// time, so that the time tells nothing about any of them.
+// tenantOf finds the tenant of a call.
 func (s *Server) tenantOf(ctx context.Context) (string, error) {
-	if len(s.keys) == 0 {
-		return defaultTenant, nil
+	header := ""
+	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
+		header = values[0]
 	}
-	values := metadata.ValueFromIncomingContext(ctx, "authorization")
-	if len(values) != 1 {
+	tenant, err := s.cfg.Auth.Tenant(header)
+	switch {
+	case errors.Is(err, config.ErrNoKey):
 		return "", errNoKey
-	}
-	scheme, given, _ := strings.Cut(values[0], " ")
-	given = strings.TrimSpace(given)
-	if given == "" || !strings.EqualFold(scheme, "Bearer") {
-		return "", errNoKey
-	}
-	digest := sha256.Sum256([]byte(given))
-	match := -1
-	for i := range s.keys {
-		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(digest[:], s.keys[i].digest[:]), i, match)
-	}
-	if match < 0 {
+	case err != nil:
 		return "", errBadKey
 	}
-	return s.keys[match].tenant, nil
+	return tenant, nil
 }
 
 // tenantKey is under which the tenant is in the context of a call.

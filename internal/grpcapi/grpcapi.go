@@ -87,7 +87,6 @@ func (c *Config) setDefaults() {
 // Server serves the gRPC services. Safe for concurrent use.
 type Server struct {
 	cfg      Config
-	keys     []key
 	grpc     *grpc.Server
 	draining chan struct{} // closed by Drain
 	once     sync.Once
@@ -100,7 +99,7 @@ type Server struct {
 // NewServer makes a server; Serve it on one listener or more.
 func NewServer(cfg Config) *Server {
 	cfg.setDefaults()
-	s := &Server{cfg: cfg, keys: keysOf(cfg.Auth), draining: make(chan struct{}),
+	s := &Server{cfg: cfg, draining: make(chan struct{}),
 		workers: slots{most: cfg.MaxStreams}, streams: slots{most: cfg.MaxStreams}}
 	s.finishing.init()
 	opts := []grpc.ServerOption{

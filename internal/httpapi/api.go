@@ -80,7 +80,6 @@ type API struct {
 	cfg      Config
 	svc      *session.Service
 	router   *router
-	keys     []key
 	requests *admit.Limiter
 	origin   *http.CrossOriginProtection
 	started  int64 // unix seconds
@@ -99,7 +98,7 @@ type API struct {
 // WriteTimeout are 0: bodies and streams have deadlines of their own.
 func New(cfg Config) *API {
 	a := &API{
-		cfg: cfg, svc: cfg.Service, router: newRouter(routes), keys: keysOf(cfg.Auth), requests: cfg.Requests,
+		cfg: cfg, svc: cfg.Service, router: newRouter(routes), requests: cfg.Requests,
 		origin: http.NewCrossOriginProtection(), started: cfg.Clock.Now().Unix(), watching: map[*relay]struct{}{},
 		lines: newLines(), patience: patience,
 	}
