@@ -221,35 +221,46 @@ func (v largeValues) Get(ctx context.Context, tenant string, ref *wire.BlobRef) 
 	return r, nil
 }
 
-// serveFlows answers gRPC on the listeners until stop is called.
-func (s *Server) serveFlows(shared net.Listener) (stop func(), err error) {
-	var cert *tls.Config
+// openGRPC takes the further address and its certificate: what is wrong with
+// them is said before the server calls itself ready.
+func (s *Server) openGRPC() error {
 	if c := s.cfg.Flows; c.CertFile != "" || c.KeyFile != "" {
 		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("flows.cert_file and flows.key_file: %w", err)
+			return fmt.Errorf("flows.cert_file and flows.key_file: %w", err)
 		}
-		cert = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+		s.cert = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
+	if s.cfg.GRPCListen == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", s.cfg.GRPCListen)
+	if err != nil {
+		return fmt.Errorf("grpc_listen: %w (choose another with --grpc-listen)", err)
+	}
+	s.further = l
+	return nil
+}
+
+// serveFlows answers gRPC on the listeners until stop is called.
+func (s *Server) serveFlows(shared net.Listener) (stop func()) {
 	cfg := grpcapi.Config{Flows: s.flows, Blobs: largeValues{s.flows}, Dispatch: s.dispatch, Clock: s.env.Clock, Log: s.log, Auth: s.cfg.Auth}
-	s.grpc = append(s.grpc, grpcapi.NewServer(cfg))
-	go func() { _ = s.grpc[0].Serve(shared) }()
-	if s.cfg.GRPCListen != "" {
-		own, err := net.Listen("tcp", s.cfg.GRPCListen)
-		if err != nil {
-			return nil, fmt.Errorf("grpc_listen: %w", err)
-		}
-		s.log.Info("listening for gRPC", "address", own.Addr().String(), "tls", cert != nil)
-		cfg.TLS = cert
-		further := grpcapi.NewServer(cfg)
-		s.grpc = append(s.grpc, further)
-		go func() { _ = further.Serve(newLimitListener(own, s.cfg.Limits.MaxConnections)) }()
+	serve := func(cfg grpcapi.Config, l net.Listener) {
+		g := grpcapi.NewServer(cfg)
+		s.grpc = append(s.grpc, g)
+		go func() { _ = g.Serve(l) }()
+	}
+	serve(cfg, shared)
+	if s.further != nil {
+		s.log.Info("listening for gRPC", "address", s.further.Addr().String(), "tls", s.cert != nil)
+		cfg.TLS = s.cert
+		serve(cfg, newLimitListener(s.further, s.cfg.Limits.MaxConnections))
 	}
 	return func() {
 		for _, g := range s.grpc {
 			g.Stop()
 		}
-	}, nil
+	}
 }
 
 // finishFlows answers what clients have asked, for closeTimeout.

@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -66,6 +67,8 @@ type Server struct {
 	searcher  *search.Searcher
 	tracer    *tracing.Tracer
 	grpc      []*grpcapi.Server
+	further   net.Listener // of grpc_listen; nil = none
+	cert      *tls.Config  // of further; nil = none
 	providers map[string]*agent.Provider
 	tools     *tool.Client
 	sinks     *sink.Sinks
@@ -126,6 +129,9 @@ const memoryBytes = 4 << 20
 func (s *Server) open() error {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
+	if err := s.openGRPC(); err != nil {
+		return err
+	}
 	var err error
 	if s.providers, err = Providers(s.cfg, s.env); err != nil {
 		return err
@@ -368,6 +374,9 @@ func (s *Server) Close() {
 			s.stopUpkeep()
 			s.upkeep.Wait()
 		}
+		if s.further != nil {
+			_ = s.further.Close() // it is closed already where it was served
+		}
 		if s.dispatch != nil {
 			s.dispatch.Stop()
 		}
@@ -437,12 +446,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	hs := s.httpServer()
 	served := make(chan error, 1)
 	halves := split(newLimitListener(l, s.cfg.Limits.MaxConnections), s.cfg.Limits.ReadHeaderTimeout, s.env.Clock.Now)
-	stopFlows, err := s.serveFlows(halves.grpc)
-	if err != nil {
-		halves.close()
-		s.Close()
-		return err
-	}
+	stopFlows := s.serveFlows(halves.grpc)
 	defer stopFlows()
 	go func() { _ = hs.Serve(halves.http) }()
 	go func() { _ = hs.Serve(s.api.Returned(l.Addr())) }() // ends with hs

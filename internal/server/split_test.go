@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/perdure-dev/perdure/internal/config"
+	"github.com/perdure-dev/perdure/internal/env"
 )
 
 // TestOneAddressTwoProtocols gives each half the connections that are its, whole.
@@ -83,4 +88,27 @@ func TestSilentConnectionIsClosed(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("read gives %v, want the end", err)
 	}
+}
+
+// TestBadAddressOfFlowsIsSaidAtTheStart: before the server calls itself ready, and
+// nothing is left taken.
+func TestBadAddressOfFlowsIsSaidAtTheStart(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	dir := t.TempDir()
+	for want, change := range map[string]func(*config.Config){
+		"grpc_listen":     func(c *config.Config) { c.GRPCListen = taken.Addr().String() },
+		"flows.cert_file": func(c *config.Config) { c.Flows.CertFile = dir + "/none" },
+	} {
+		cfg := config.Default()
+		cfg.Data = dir
+		change(cfg)
+		if _, err := Open(cfg, env.Real(), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", want, err)
+		}
+	}
+	openServer(t, dir)
 }
