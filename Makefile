@@ -60,9 +60,9 @@ shell: ## shellcheck of all scripts
 	git ls-files '*.sh' .ci/run | xargs shellcheck -x -P SCRIPTDIR
 
 .PHONY: race
-race: ## all tests under the race detector, long random ones cut short (needs a C compiler)
+race: ## all tests under the race detector (needs a C compiler)
 	@$(call need,gcc,gcc libc6-dev)
-	CGO_ENABLED=1 $(GO) test -race -short -timeout 20m ./...
+	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...
 
 # Every fuzz target of the repository, FUZZTIME each. Without the bound on
 # minimising, Go spends minutes on making a merely new input shorter. Go's own
