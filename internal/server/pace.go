@@ -10,7 +10,7 @@ import (
 // How the collector is paced. A server at rest or with a few hundred turns a
 // second saves memory: the heap may grow by restGC percent between two
 // collections. One that journals busyEntries a second and more would spend a
-// quarter of its cores on that: its heap may grow by up to busyGC percent, but
+// fifth of its time on that (docs/adr/0019): its heap may grow by up to busyGC percent, but
 // not by more than headroom.
 const (
 	restGC      = 40
