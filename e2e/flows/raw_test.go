@@ -168,6 +168,7 @@ type rogue struct {
 	mu     sync.Mutex // one at a time may send
 	still  chan struct{}
 	once   sync.Once
+	early  []*wire.Task // that came with others, or with the Welcome
 }
 
 // typeOf declares a flow type with steps Do and Then, and an RPC ask.
@@ -205,6 +206,8 @@ func (r *raw) join(credits uint32, types ...string) *rogue {
 	k := r.open(&wire.WorkerFrame{Hello: helloOf(types...), TaskCredits: credits, RpcCredits: credits})
 	if f, err := k.stream.Recv(); err != nil || f.Welcome.GetProtocol() != 1 {
 		r.t.Fatalf("instead of a welcome: %v, %v", f, err)
+	} else {
+		k.early = f.Tasks
 	}
 	go k.beat()
 	return k
@@ -237,15 +240,36 @@ func (k *rogue) put(f *wire.WorkerFrame) error {
 // task waits for the next task.
 func (k *rogue) task() *wire.Task {
 	k.t.Helper()
+	if len(k.early) > 0 {
+		t := k.early[0]
+		k.early = k.early[1:]
+		return t
+	}
 	for {
 		f, err := k.stream.Recv()
 		if err != nil {
-			k.t.Fatalf("instead of a task: %v", err)
+			k.t.Fatalf("instead of a task: %v\n%s", err, k.state())
 		}
 		if len(f.Tasks) > 0 {
+			k.early = f.Tasks[1:]
 			return f.Tasks[0]
 		}
 	}
+}
+
+// state is what the server knows of queues and workers, for who waits in vain.
+func (r *raw) state() string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), patience)
+	defer cancel()
+	var b strings.Builder
+	for _, c := range []*wire.Call{
+		{Verb: &wire.Call_Queues{Queues: &wire.QueuesRequest{}}},
+		{Verb: &wire.Call_Workers{Workers: &wire.WorkersRequest{}}},
+	} {
+		a, err := wire.NewFlowsClient(r.conn).Do(ctx, c)
+		fmt.Fprintln(&b, a, err)
+	}
+	return b.String()
 }
 
 // end reads until the stream ends, and gives why.
