@@ -47,12 +47,15 @@ type Env struct {
 	Rand   Rand
 	FS     FS
 	Dialer Dialer
+	// Boot is the time since some instant. It never goes back or jumps, and runs
+	// on while the machine is suspended: leases are counted by it.
+	Boot func() time.Duration
 }
 
 // Real is the world outside: system clock, system randomness, local disk,
 // system network.
 func Real() Env {
-	return Env{Clock: SystemClock{}, Rand: systemRand{}, FS: vfs.Default, Dialer: &net.Dialer{Timeout: 10 * time.Second}}
+	return Env{Clock: SystemClock{}, Rand: systemRand{}, FS: vfs.Default, Dialer: &net.Dialer{Timeout: 10 * time.Second}, Boot: boot}
 }
 
 // SystemClock is the machine's clock.

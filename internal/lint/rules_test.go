@@ -22,9 +22,12 @@ var levels = []struct {
 	{"internal/blob", 10},
 	{"internal/blob/fs", 12},
 	{"internal/blob/mem", 12},
+	{"internal/blob/s3", 12},
 	{"internal/blob/fault", 13},
 	{"internal/blob/blobtest", 14},
 	{"internal/journal", 15},
+	{"internal/journal/objectlog", 17},
+	{"internal/cluster", 32},
 
 	{"internal/core", 20},
 	{"internal/oracle", 22},
@@ -62,6 +65,7 @@ var levels = []struct {
 	{"e2e/crash", 110},
 	{"e2e/docs", 110},
 	{"e2e/flows", 110},
+	{"e2e/objects", 110},
 	{"examples", 110},
 }
 
@@ -107,12 +111,12 @@ var seam = []struct {
 	},
 	{
 		names:   []string{"net"},
-		allowed: []string{"internal/env", "internal/effect", "internal/httpapi", "internal/grpcapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "internal/doctor", "cmd"},
+		allowed: []string{"internal/env", "internal/effect", "internal/blob/s3", "internal/httpapi", "internal/grpcapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "internal/doctor", "cmd"},
 		instead: "env.Dialer",
 	},
 	{
 		names:   []string{"net/http", "net/http/httputil", "net/http/pprof"},
-		allowed: []string{"internal/effect", "internal/httpapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/doctor", "cmd"},
+		allowed: []string{"internal/effect", "internal/blob/s3", "internal/httpapi", "internal/server", "internal/mockllm", "internal/load", "internal/chat", "internal/bench", "internal/doctor", "cmd"},
 		instead: "the adapters at the edge",
 	},
 }
