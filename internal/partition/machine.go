@@ -25,6 +25,9 @@ var (
 	// ErrLost: the commit failed or the ownership ended. Whether the command
 	// took effect is unknown; ask again with the same request ID.
 	ErrLost = errors.New("partition lost its journal; the outcome is unknown")
+	// ErrLapsed: whether this node still owns the partition is not known just now,
+	// so it does not answer. The command had no effect.
+	ErrLapsed = errors.New("the node's lease has lapsed; ask again")
 	// ErrOverloaded: the queue of proposals is full; nothing was done.
 	ErrOverloaded = errors.New("partition has too many proposals waiting")
 	// ErrStopped: the partition is shutting down; nothing was done.
@@ -93,10 +96,13 @@ type Config struct {
 	Nonce    uint64 // names this writer in its frames
 	Env      env.Env
 	Tables   *state.DB
-	Log      *journal.Log
+	Log      Journal
 	Executor Executor
 	Observer Observer
 	Outbox   Outbox // may be nil where no flow sends
+	// Valid says whether the ownership surely holds just now: without it nothing is
+	// read, since a next owner may know more. nil = always. Safe from any goroutine.
+	Valid func() bool
 
 	MaxBatchBytes   int   // a frame's body; default 1 MiB
 	MaxBatchEntries int   // default 4096
@@ -383,19 +389,20 @@ func (m *Machine) View(flowID string, extract func(*wire.Flow), done func(error)
 		return
 	}
 	extract(h.flow)
-	if h.lastLSN <= m.committed {
-		m.forget(h)
-		done(nil)
-		return
-	}
 	m.atGate(h.lastLSN, func() { done(nil) }, func(_ core.Reply, err error) { done(err) })
 	m.forget(h)
 }
 
+func (m *Machine) valid() bool { return m.cfg.Valid == nil || m.cfg.Valid() }
+
 // atGate runs fn when lsn is committed; lost is called instead when it never is.
 func (m *Machine) atGate(lsn uint64, fn func(), lost func(core.Reply, error)) {
 	if lsn <= m.committed {
-		fn()
+		if m.valid() {
+			fn()
+		} else if lost != nil {
+			lost(core.Reply{}, ErrLapsed)
+		}
 		return
 	}
 	b := m.building
@@ -413,6 +420,9 @@ func (m *Machine) Full() bool {
 	b := m.building
 	return b != nil && (len(b.body) >= m.cfg.MaxBatchBytes || b.count >= uint32(m.cfg.MaxBatchEntries))
 }
+
+// Building reports whether there is something to seal.
+func (m *Machine) Building() bool { return m.building != nil && m.building.count > 0 }
 
 // InFlight counts sealed batches that are not committed.
 func (m *Machine) InFlight() int { return len(m.inflight) }

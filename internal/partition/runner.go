@@ -20,14 +20,21 @@ const QueueBound = 4096
 // get a turn.
 const drainBound = 256
 
-// Runner drives a Machine in production: one goroutine applies, a second one
-// appends to the journal, so that the next batch is built while the last one
-// is being synced. Safe for concurrent use.
+// acksBound is how many acknowledgements of a far journal wait without holding it
+// up; a journal has fewer frames on their way.
+const acksBound = 64
+
+// Runner drives a Machine in production: one goroutine applies; the next batch is
+// built while the last ones are on their way. A near journal is appended to on a
+// second goroutine, a far one has its own. Safe for concurrent use.
 type Runner struct {
 	m    *Machine
+	near Near // one of near and far is nil
+	far  Far
 	in   chan request
-	log  chan logWork
+	log  chan logWork // of near
 	acks chan error
+	room chan struct{} // of far: more may be sent
 	wake chan struct{}
 	done chan struct{}
 	stop chan struct{}
@@ -50,20 +57,32 @@ type request struct {
 
 type logWork struct {
 	frame journal.Frame
-	do    func(*journal.Log) // instead of a frame
+	do    func() // instead of a frame
 }
 
 // Start runs m. onLost is called once when the ownership is lost, on the
 // runner's goroutine.
 func Start(m *Machine, onLost func(error)) *Runner {
 	r := &Runner{
-		m: m, in: make(chan request, QueueBound), log: make(chan logWork, 4), acks: make(chan error, 4),
-		wake: make(chan struct{}, 1), done: make(chan struct{}), stop: make(chan struct{}),
+		m: m, in: make(chan request, QueueBound), log: make(chan logWork, 4), acks: make(chan error, acksBound),
+		room: make(chan struct{}, 1), wake: make(chan struct{}, 1), done: make(chan struct{}), stop: make(chan struct{}),
 		onLost: onLost, clock: m.cfg.Env.Clock,
+	}
+	r.near, _ = m.cfg.Log.(Near)
+	if r.near == nil {
+		r.far = m.cfg.Log.(Far) //nolint:errcheck // a Journal is one of both
+		r.far.OnRoom(func() { poke(r.room) })
 	}
 	go r.append()
 	go r.loop()
 	return r
+}
+
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
 }
 
 // Submit proposes; it never blocks. An error means the command was not taken
@@ -137,13 +156,13 @@ func (r *Runner) Do(ctx context.Context, fn func(*Machine)) error {
 	}
 }
 
-// OnLog runs fn where the journal is appended to, between two appends, and
+// OnLog runs fn where a near journal is appended to, between two appends, and
 // waits for it.
-func (r *Runner) OnLog(ctx context.Context, fn func(*journal.Log)) error {
+func (r *Runner) OnLog(ctx context.Context, fn func()) error {
 	ran := make(chan struct{})
 	if err := r.put(ctx, request{do: func(*Machine) {
 		r.onLog.Add(1)
-		r.log <- logWork{do: func(l *journal.Log) { fn(l); close(ran) }}
+		r.log <- logWork{do: func() { fn(); close(ran) }}
 	}}); err != nil {
 		return err
 	}
@@ -209,11 +228,11 @@ func (r *Runner) Stop() {
 func (r *Runner) append() {
 	for w := range r.log {
 		if w.do != nil {
-			w.do(r.m.cfg.Log)
+			w.do()
 			r.onLog.Add(-1)
 			continue
 		}
-		r.acks <- r.m.cfg.Log.Append(w.frame)
+		r.acks <- r.near.Append(w.frame)
 	}
 	close(r.done)
 }
@@ -239,6 +258,7 @@ func (r *Runner) loop() {
 			r.take(q)
 		case err := <-r.acks:
 			r.ack(err)
+		case <-r.room: // seal
 		case <-r.wake:
 			r.armed = nil
 			r.m.Tick()
@@ -284,14 +304,17 @@ func (r *Runner) seal() {
 		if !ok {
 			return
 		}
-		if len(r.in) == 0 && r.m.cfg.Log.MaxInFlight() == 1 && r.onLog.Load() == 0 && !r.m.Hurried() {
+		switch {
+		case r.far != nil:
+			r.far.Begin(f, func(err error) { r.acks <- err })
+		case len(r.in) == 0 && r.onLog.Load() == 0 && !r.m.Hurried():
 			// Nobody waits to be applied: appending here saves two hand-overs
 			// between threads. Whoever comes meanwhile is applied after the
 			// sync, as it would be committed after it anyway.
-			r.ack(r.m.cfg.Log.Append(f))
-			continue
+			r.ack(r.near.Append(f))
+		default:
+			r.log <- logWork{frame: f}
 		}
-		r.log <- logWork{frame: f}
 	}
 }
 
@@ -317,12 +340,7 @@ func (r *Runner) arm(sweepUs int64) {
 	}
 	d := time.Duration(at-r.m.now()) * time.Microsecond
 	r.armedUs = at
-	r.armed = r.clock.AfterFunc(max(d, 0), func() {
-		select {
-		case r.wake <- struct{}{}:
-		default:
-		}
-	})
+	r.armed = r.clock.AfterFunc(max(d, 0), func() { poke(r.wake) })
 }
 
 // finish applies what is in the queue, with what is being put there still, and
@@ -344,9 +362,13 @@ func (r *Runner) finish() {
 			continue
 		}
 		r.seal()
-		if r.m.InFlight() == 0 || r.m.Err() != nil {
+		if r.m.InFlight() == 0 && !r.m.Building() || r.m.Err() != nil {
 			return
 		}
-		r.ack(<-r.acks)
+		select {
+		case err := <-r.acks:
+			r.ack(err)
+		case <-r.room:
+		}
 	}
 }

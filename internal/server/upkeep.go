@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/perdure-dev/perdure/internal/env"
-	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
 )
 
@@ -106,7 +105,7 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 		upTo = min(upTo, m.AppliedLSN)
 	}
 	var trimErr error
-	if err := p.runner.OnLog(ctx, func(l *journal.Log) { trimErr = l.Trim(upTo) }); err != nil {
+	if err := p.runner.OnLog(ctx, func() { trimErr = p.log.Trim(upTo) }); err != nil {
 		return upTo, err // the trim may still be under way: its error is not ours to read
 	}
 	return upTo, trimErr

@@ -10,7 +10,6 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/agent"
 	"github.com/perdure-dev/perdure/internal/core"
-	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/stream"
 	"github.com/perdure-dev/perdure/internal/wire"
@@ -206,7 +205,7 @@ func TestTurnOfTheNextSessionOfAnID(t *testing.T) {
 		}
 	}
 	go func() {
-		if err := r.OnLog(w.ctx, func(*journal.Log) { close(held); <-hold }); err != nil {
+		if err := r.OnLog(w.ctx, func() { close(held); <-hold }); err != nil {
 			t.Error(err)
 		}
 	}()

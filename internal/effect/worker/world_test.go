@@ -145,7 +145,7 @@ func (w *world) holdCommits() (release func()) {
 	held, hold := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		done <- w.r.OnLog(w.ctx, func(*journal.Log) { close(held); <-hold })
+		done <- w.r.OnLog(w.ctx, func() { close(held); <-hold })
 	}()
 	<-held
 	return func() {
