@@ -28,7 +28,7 @@ type Config struct {
 	AdminListen  string        `key:"admin_listen" check:"hostport" doc:"Address of the admin server (pprof), which has no authentication. Empty = off."`
 	Insecure     bool          `key:"insecure" default:"false" doc:"Allow a non-loopback address without authentication."`
 	Data         string        `key:"data" default:"./data" check:"nonempty" doc:"Directory of the journal, the state and the sinks. One process at a time."`
-	Store        string        `key:"store" check:"store" doc:"Where the journal lives: empty = local segments with fdatasync in data; mem: = nothing is persisted."`
+	Store        string        `key:"store" check:"store" doc:"Where the journal lives: empty = local segments with fdatasync in data; s3://bucket/prefix?endpoint=URL&region=R&path_style=true = an object store, with data as its cache; mem: = nothing is persisted."`
 	DrainTimeout time.Duration `key:"drain_timeout" default:"30s" min:"0s" max:"1h" doc:"On SIGTERM: how long running turns may go on before they are left to the next start."`
 	JSONLDir     string        `key:"jsonl_dir" doc:"Also write transcripts and events as JSONL files into this directory, for export. Empty = off."`
 
@@ -39,7 +39,8 @@ type Config struct {
 	Providers map[string]*Provider `key:"providers" example:"main" doc:"Model providers by name. With no agent configured, provider demo is there by itself."`
 	Tools     map[string]*Tool     `key:"tools" example:"weather" doc:"Tools by name, called as durable steps over HTTP."`
 	Agents    map[string]*Agent    `key:"agents" example:"helper" doc:"Agents by name. With none, agent demo answers on provider demo."`
-	Journal   Journal              `key:"journal" doc:"The local journal."`
+	Journal   Journal              `key:"journal" doc:"The journal."`
+	Cluster   Cluster              `key:"cluster" doc:"Processes that share an object store."`
 	State     State                `key:"state" doc:"The tables (Pebble)."`
 	Sink      Sink                 `key:"sink" doc:"Background writers of transcripts, events and the access log."`
 	Metrics   Metrics              `key:"metrics" doc:"Prometheus metrics at /metrics."`
@@ -161,13 +162,24 @@ type HTTPTool struct {
 	AllowPrivate     bool          `key:"allow_private" default:"false" doc:"Allow loopback, private and link-local addresses."`
 }
 
-// Journal tunes the local journal.
+// Journal tunes the journal.
 type Journal struct {
 	SegmentBytes  ByteSize      `key:"segment_bytes" default:"16MiB" min:"64KiB" max:"4GiB" doc:"Preallocated size of a segment file."`
-	MaxBatchBytes ByteSize      `key:"max_batch_bytes" default:"1MiB" min:"4KiB" max:"64MiB" doc:"Largest batch of one sync."`
-	AddedLatency  time.Duration `key:"added_latency" flag:"store-latency" default:"0s" min:"0s" max:"10s" doc:"For tests: each sync takes this much longer (a distribution around it)."`
+	MaxBatchBytes ByteSize      `key:"max_batch_bytes" default:"1MiB" min:"4KiB" max:"64MiB" doc:"Largest batch of one sync, or one object."`
+	AddedLatency  time.Duration `key:"added_latency" flag:"store-latency" default:"0s" min:"0s" max:"10s" doc:"For tests: each sync, or each PUT to the object store, takes this much longer (a distribution around it)."`
+	MaxInFlight   int           `key:"max_in_flight" default:"4" min:"1" max:"16" doc:"Object store: batches of a partition on their way at once, at most. A near store gets fewer by itself."`
+	MaxPuts       int           `key:"max_puts_per_second" default:"0" min:"0" max:"100000" doc:"Object store: batches this process puts in a second, all partitions together; what comes meanwhile is gathered. 0 = as many as it takes."`
+	Linger        time.Duration `key:"linger" default:"0s" min:"0s" max:"1s" doc:"Object store: least time between the starts of two batches of a partition. More = fewer, larger batches."`
 	SnapshotBytes ByteSize      `key:"snapshot_bytes" default:"64MiB" min:"64KiB" max:"1024GiB" doc:"Journal size of a partition at which its tables are snapshot and the journal is trimmed."`
 	SnapshotEvery time.Duration `key:"snapshot_every" default:"10m" min:"100ms" max:"24h" doc:"The same by age, so that a quiet partition does not pin its journal."`
+}
+
+// Cluster is about processes that share an object store: one is active, the others
+// stand by.
+type Cluster struct {
+	NodeID    string        `key:"node_id" check:"name" doc:"Name of this process in the store, unique there. Empty = one that is made once and kept in data."`
+	Advertise string        `key:"advertise" flag:"advertise" check:"hostport" doc:"Address under which the other processes and people find this one. Empty = listen."`
+	LeaseTTL  time.Duration `key:"lease_ttl" default:"10s" min:"1s" max:"60s" doc:"How long a process that died is waited for. Its lease is renewed in 0.35 of it, a PUT each time."`
 }
 
 // State tunes the tables.

@@ -136,7 +136,7 @@ agents: {a: {provider: p}}
 // sample is an allowed text for a key.
 func sample(f *field, path string) string {
 	special := map[string]string{
-		"listen": "127.0.0.1:9", "grpc_listen": "127.0.0.1:2", "flows.trace_ratio": "0.5", "admin_listen": "127.0.0.1:10", "store": "mem:", "agents.a.provider": "p", "agents.a.tools": "[t]",
+		"listen": "127.0.0.1:9", "grpc_listen": "127.0.0.1:2", "flows.trace_ratio": "0.5", "admin_listen": "127.0.0.1:10", "cluster.advertise": "10.0.0.1:80", "store": "mem:", "agents.a.provider": "p", "agents.a.tools": "[t]",
 		"tools.t.http.allow_hosts": "h", "auth.keys": "[{name: n, key_env: AKEY}]", "tools.t.parameters": "{type: object}",
 		"providers.p.api_key_env": "AKEY", "providers.p.api_key_file": "key", "providers.p.type": "openai",
 	}
@@ -174,7 +174,9 @@ func TestRefusals(t *testing.T) {
 		{"merge key", "x: &a {partitions: 1}\nkernel:\n  <<: *a\n", `kernel: uses a merge key`},
 		{"second document", "data: a\n---\ndata: b\n", `second document`},
 		{"syntax", "data: [\n", `p.yaml: is not YAML: .*line`},
-		{"store", "store: s3://b/p", `"s3://b/p" needs the object-store release`},
+		{"store", "store: gs://b/p", `"gs://b/p" is not a store; allowed: empty \(local segments\), s3://bucket/prefix or mem:`},
+		{"store without a bucket", "store: s3:///p", `names no bucket`},
+		{"store with a key", "store: s3://id:key@b/p", `^p.yaml:1: store: "s3://.redacted.@b/p" has a user.*credentials come from the environment`},
 		{"open without keys", "listen: 0.0.0.0:80", `listen: "0.0.0.0:80" can be reached from other machines.*--insecure`},
 		{"open on every address", `listen: ":80"`, `can be reached from other machines`},
 		{"open on IPv6", `listen: "[::]:80"`, `can be reached from other machines`},

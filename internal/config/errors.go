@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -64,8 +65,12 @@ func (es Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// shorten bounds a value in an error.
+// userRE finds a user and password in a URL.
+var userRE = regexp.MustCompile(`://[^/]*@`)
+
+// shorten bounds a value in an error, and hides what a URL should not hold.
 func shorten(v string) string {
+	v = userRE.ReplaceAllString(v, "://"+redacted+"@")
 	const most = 80
 	if r := []rune(v); len(r) > most {
 		return string(r[:most]) + "…"

@@ -189,7 +189,7 @@ var checks = map[string]check{
 	"hosts":    {"host names or IP addresses, without scheme and port", checkHost},
 	"hostport": {"host:port, like 127.0.0.1:8080 or [::1]:8080", func(text string) string { _, p := splitHostPort(text); return p }},
 	"ratio":    {"0 to 1", checkRatio},
-	"store":    {`empty (local segments) or mem:`, checkStore},
+	"store":    {`empty (local segments), s3://bucket/prefix or mem:`, checkStore},
 	"httpurl":  {"an http:// or https:// URL without user and password", checkURL},
 	"baseurl": {"an http:// or https:// URL without user, password and query", func(text string) string {
 		if strings.Contains(text, "?") {
@@ -214,13 +214,19 @@ func checkRatio(text string) string {
 }
 
 func checkStore(text string) string {
-	switch {
-	case text == "mem:":
+	if text == "mem:" {
 		return ""
-	case strings.HasPrefix(text, "s3:"):
-		return "needs the object-store release; this one keeps its journal on local disk"
 	}
-	return "is not a store"
+	u, err := url.Parse(text)
+	switch {
+	case err != nil || u.Scheme != "s3":
+		return "is not a store"
+	case u.User != nil:
+		return "has a user or password: credentials come from the environment, a shared file or the machine's role"
+	case u.Host == "":
+		return "names no bucket"
+	}
+	return ""
 }
 
 func checkURL(text string) string {
