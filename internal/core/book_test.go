@@ -331,7 +331,7 @@ func digest(t *Task) string {
 	fmt.Fprintf(&s, "%s %s %d %v %d %d %s %q %s %v %q %v %v %d %q %q %d", t.FlowID, t.Key(), t.Exec, t.Attempt, t.Number, t.Retries,
 		t.Name, t.Input, t.Scope, t.Cancel, t.Reason, t.Before, t.WaitPhase, t.Priority, t.Checkpoint, t.Locals, t.StartedUs)
 	for _, m := range t.Matched {
-		fmt.Fprintf(&s, " %s=%q@%d", m.Id, m.Payload, m.AtUs)
+		fmt.Fprintf(&s, " %s=%q %q %d@%d", m.Id, m.Payload, m.Blob, m.Size, m.AtUs)
 	}
 	for _, a := range t.Attributes {
 		fmt.Fprintf(&s, " %s=%q", a.Name, a.Value)

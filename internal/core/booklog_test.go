@@ -38,7 +38,7 @@ func (b *book) takeEvents(s step) error {
 func newRun(s step) bool { return s.out.Flow != nil && s.out.Flow.RunId != s.before.GetRunId() }
 
 // takeRequests keeps the keys that the flow should remember: "m " of messages,
-// "u " of updates, "s " of starts.
+// "u " of updates, "s " of starts, "stop " of stops.
 func (b *book) takeRequests(s step) error {
 	old := b.startID
 	if newRun(s) && old != "" {
@@ -58,6 +58,10 @@ func (b *book) takeRequests(s step) error {
 	case *wire.Entry_Update:
 		if c.Update.RequestId != "" {
 			b.remember("u " + c.Update.RequestId)
+		}
+	case *wire.Entry_StopFlow:
+		if c.StopFlow.RequestId != "" && !s.out.Reply.Duplicate {
+			b.remember("stop " + c.StopFlow.RequestId)
 		}
 	}
 	return nil
@@ -93,7 +97,7 @@ func publishes(s step) []*wire.Publish {
 		ps := slices.Clone(c.Reset_.Publish)
 		for _, ch := range s.before.Channels {
 			for _, m := range ch.Pending {
-				ps = append(ps, &wire.Publish{Channel: ch.Name, Payload: m.Payload})
+				ps = append(ps, publishOf(ch.Name, m))
 			}
 		}
 		return ps
@@ -145,10 +149,10 @@ func (b *book) consume(s step) error {
 		}
 		b.holders[exec] = true
 		for _, m := range ms {
-			ch, n := splitPayload(m.Payload)
+			ch, n := splitPayload(content(m))
 			taken[ch] = append(taken[ch], n)
 			b.consumed[ch]++
-			b.history = append(b.history, &wire.Publish{Channel: ch, Payload: m.Payload})
+			b.history = append(b.history, publishOf(ch, m))
 		}
 		return nil
 	}
@@ -165,8 +169,8 @@ func (b *book) consume(s step) error {
 		}
 	}
 	slices.SortStableFunc(b.history[from:], func(p, q *wire.Publish) int {
-		_, i := splitPayload(p.Payload)
-		_, j := splitPayload(q.Payload)
+		_, i := splitPayload(content(p))
+		_, j := splitPayload(content(q))
 		return i - j
 	})
 	for ch, ns := range taken {
@@ -182,6 +186,27 @@ func (b *book) consume(s step) error {
 		}
 	}
 	return nil
+}
+
+// content is the text that the book knows a message by: its payload, or the name
+// of the blob that holds it.
+func content(m interface {
+	GetPayload() []byte
+	GetBlob() string
+}) []byte {
+	if b := m.GetBlob(); b != "" {
+		return []byte(b)
+	}
+	return m.GetPayload()
+}
+
+func publishOf(channel string, m *wire.Message) *wire.Publish {
+	return &wire.Publish{Channel: channel, Payload: m.Payload, Blob: m.Blob, Size: m.Size}
+}
+
+// moved puts the payload into a blob that is named by it.
+func moved(p *wire.Publish) {
+	p.Blob, p.Size, p.Payload = string(p.Payload), uint64(len(p.Payload)), nil
 }
 
 func splitPayload(p []byte) (string, int) {
@@ -219,9 +244,9 @@ func (b *book) checkChannels(f *wire.Flow) error {
 	for _, c := range f.Channels {
 		low := b.lastUsed[c.Name]
 		for _, m := range c.Pending {
-			ch, n := splitPayload(m.Payload)
+			ch, n := splitPayload(content(m))
 			if ch != c.Name || n <= low {
-				return fmt.Errorf("message %s waits in %q behind number %d", m.Payload, c.Name, low)
+				return fmt.Errorf("message %s waits in %q behind number %d", content(m), c.Name, low)
 			}
 			low = n
 			b.channelOf[m.Id] = ch
@@ -252,9 +277,13 @@ func (b *book) checkRequests(f *wire.Flow) error {
 		if r.Seq != first+uint64(i) || r.Lsn == 0 || r.Lsn > b.lsn {
 			return fmt.Errorf("key %d has number %d and entry %d, should be %d", i, r.Seq, r.Lsn, first+uint64(i))
 		}
-		switch start, is := strings.CutPrefix(r.RequestId, startKey); {
-		case is:
+		start, isStart := strings.CutPrefix(r.RequestId, startKey)
+		stop, isStop := strings.CutPrefix(r.RequestId, stopKey)
+		switch {
+		case isStart:
 			keys = append(keys, "s "+start)
+		case isStop:
+			keys = append(keys, "stop "+stop)
 		case r.MessageId == "":
 			keys = append(keys, "u "+r.RequestId)
 		default:

@@ -47,6 +47,7 @@ func (s *story) flowCommand(t *testing.T, d *datadriven.TestData, e *wire.Entry)
 		if d.MaybeScanArgs(t, "grace", &grace); grace != "" {
 			c.GraceUs = duration(t, d, grace)
 		}
+		d.MaybeScanArgs(t, "key", &c.RequestId)
 		d.MaybeScanArgs(t, "run", &c.RunId)
 		if id := s.ids[c.RunId]; id != "" {
 			c.RunId = id
@@ -86,6 +87,10 @@ func (s *story) flowCommand(t *testing.T, d *datadriven.TestData, e *wire.Entry)
 		d.MaybeScanArgs(t, "condition", &c.Condition)
 		d.ScanArgs(t, "flow", &c.FlowId)
 		d.ScanArgs(t, "status", &status)
+		d.MaybeScanArgs(t, "parent", &c.ParentRunId)
+		if id := s.ids[c.ParentRunId]; id != "" {
+			c.ParentRunId = id
+		}
 		c.Status = wire.Status(wire.Status_value[strings.ToUpper(status)])
 		if c.Output = []byte(d.Input); c.Status != wire.Status_COMPLETED {
 			c.Output, c.Error = nil, d.Input
@@ -145,7 +150,7 @@ func (s *story) goBack(t *testing.T, d *datadriven.TestData) *wire.Reset {
 			c.Steps = append(c.Steps, s.spec(t, d, rest)...)
 		case "consumed": // what the book knows was consumed, by its text
 			for _, p := range s.b.history {
-				if strings.HasSuffix(string(p.Payload), " "+rest) {
+				if strings.HasSuffix(string(content(p)), " "+rest) {
 					c.Publish = append(c.Publish, p)
 				}
 			}
@@ -195,13 +200,17 @@ func (s *story) close(t *testing.T, d *datadriven.TestData, text string) *wire.C
 	return c
 }
 
-// send reads `publish ID channel payload`, `start ID type step` or `stop ID how`.
+// send reads `publish ID channel payload [large]`, `start ID type step` or `stop ID how`.
 func (s *story) send(t *testing.T, d *datadriven.TestData, text string) *wire.Send {
 	words := strings.Fields(text)
 	send := &wire.Send{FlowId: words[1]}
 	switch words[0] {
 	case "publish":
-		send.Command = &wire.Send_Publish{Publish: &wire.Publish{Channel: words[2], Payload: []byte(words[3])}}
+		p := &wire.Publish{Channel: words[2], Payload: []byte(words[3])}
+		if len(words) > 4 && words[4] == "large" {
+			moved(p)
+		}
+		send.Command = &wire.Send_Publish{Publish: p}
 	case "start":
 		send.Command = &wire.Send_Start{Start: &wire.StartFlow{Type: words[2], Closes: true, Steps: s.spec(t, d, words[3])}}
 	case "stop":
@@ -304,7 +313,7 @@ func (s *story) sendWords(send *wire.Send) string {
 		}
 		return "start " + c.Start.Type
 	case *wire.Send_Publish:
-		return fmt.Sprintf("publish %q to %s", c.Publish.Payload, c.Publish.Channel)
+		return fmt.Sprintf("publish %s to %s", words(c.Publish), c.Publish.Channel)
 	case *wire.Send_Stop:
 		return strings.ToLower(c.Stop.How.String())
 	case *wire.Send_ChildClosed:

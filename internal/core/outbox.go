@@ -41,7 +41,11 @@ func (t *tx) checkSends(sends []*wire.Send) error {
 		case *wire.Send_Publish:
 			err = checkPublish(c.Publish)
 		case *wire.Send_Stop:
-			err = checkReason(c.Stop.GetReason())
+			if c.Stop == nil {
+				err = refuse(Invalid, "flow %q is sent an empty stop", s.FlowId)
+				break
+			}
+			err = checkReason(c.Stop.Reason)
 		default:
 			err = refuse(Invalid, "flow %q is sent nothing that it could take", s.FlowId)
 		}
@@ -68,9 +72,14 @@ func (t *tx) send(s *wire.Send, exec uint64, condition uint32) {
 			out.Send = &wire.Send{FlowId: s.FlowId, Command: &wire.Send_Start{Start: start}}
 		}
 	case *wire.Send_Publish:
-		if c.Publish.RequestId == "" {
-			p := &wire.Publish{Channel: c.Publish.Channel, Payload: c.Publish.Payload, OnBusy: c.Publish.OnBusy, MaxPending: c.Publish.MaxPending, RequestId: key}
+		if p := c.Publish; p.RequestId == "" {
+			p = &wire.Publish{Channel: p.Channel, Payload: p.Payload, OnBusy: p.OnBusy, MaxPending: p.MaxPending, RequestId: key, Blob: p.Blob, Size: p.Size}
 			out.Send = &wire.Send{FlowId: s.FlowId, Command: &wire.Send_Publish{Publish: p}}
+		}
+	case *wire.Send_Stop:
+		if st := c.Stop; st.RequestId == "" {
+			st = &wire.StopFlow{How: st.How, Reason: st.Reason, GraceUs: st.GraceUs, RunId: st.RunId, RequestId: key}
+			out.Send = &wire.Send{FlowId: s.FlowId, Command: &wire.Send_Stop{Stop: st}}
 		}
 	}
 	t.f.Outbox = append(t.f.Outbox, out)
@@ -103,7 +112,7 @@ func (t *tx) sendChild(s *wire.Step, condition uint32, on *wire.OnFlow) {
 func (t *tx) tellParent(p *wire.Link) {
 	f := t.f
 	t.send(&wire.Send{FlowId: p.FlowId, Command: &wire.Send_ChildClosed{ChildClosed: &wire.ChildClosed{
-		Exec: p.Exec, Condition: p.Condition, FlowId: f.Id, RunId: f.RunId, Status: f.Status, Output: f.Output, Error: f.Error}}}, 0, 0)
+		Exec: p.Exec, Condition: p.Condition, FlowId: f.Id, RunId: f.RunId, Status: f.Status, Output: f.Output, Error: f.Error, ParentRunId: p.RunId}}}, 0, 0)
 }
 
 // applyOutboxDone ends a send. A child that could not be started fails the
@@ -148,6 +157,9 @@ func (t *tx) condition(exec uint64, i uint32) (*wire.Step, *wire.ConditionState)
 // late, or again, changes nothing.
 func (t *tx) applyChildClosed(c *wire.ChildClosed) error {
 	t.reply = Reply{RunID: t.f.RunId}
+	if c.ParentRunId != "" && c.ParentRunId != t.f.RunId {
+		return nil // a flow of the same ID, deleted since, had waited
+	}
 	s, st := t.condition(c.Exec, c.Condition)
 	if s == nil || st.Done || s.Spec.Wait.Conditions[c.Condition].GetFlow().GetFlowId() != c.FlowId {
 		return nil

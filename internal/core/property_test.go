@@ -57,6 +57,9 @@ func (s *script) publish() *wire.Publish {
 	if s.n(4) == 0 {
 		p.RequestId = fmt.Sprint("r", s.n(100))
 	}
+	if s.n(4) == 0 {
+		moved(p)
+	}
 	if s.n(6) == 0 {
 		p.MaxPending = uint32(s.n(4))
 	}
@@ -380,7 +383,7 @@ func (s *script) common(e *wire.Entry, op int, st *wire.Step) bool {
 	case op < 29:
 		e.Command = &wire.Entry_Update{Update: s.update()}
 	case op == 29 && s.n(2) == 0:
-		e.Command = &wire.Entry_StopFlow{StopFlow: &wire.StopFlow{How: wire.StopFlow_How(s.n(3)), Reason: s.one("", "why"), GraceUs: int64(s.n(3) * 400), RunId: s.one("", f.RunId, "run_else")}}
+		e.Command = &wire.Entry_StopFlow{StopFlow: &wire.StopFlow{How: wire.StopFlow_How(s.n(3)), Reason: s.one("", "why"), GraceUs: int64(s.n(3) * 400), RunId: s.one("", f.RunId, "run_else"), RequestId: s.one("", "", "k1", "k2")}}
 	case op == 30 || op == 38:
 		e.Command = &wire.Entry_SkipTimer{SkipTimer: &wire.SkipTimer{Step: s.one("", "", "turn"), Condition: s.one("", "", "", "a")}}
 	case op == 31:

@@ -3,6 +3,7 @@ package core
 import (
 	"slices"
 	"sort"
+	"strconv"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -27,6 +28,10 @@ func checkPublish(c *wire.Publish) error {
 		return refuse(Invalid, "on_busy has the unknown value %d", c.OnBusy)
 	case len(c.Payload) > MaxPayload:
 		return refuse(LimitReached, "payload has %d bytes, at most %d", len(c.Payload), MaxPayload)
+	case c.Blob != "" && len(c.Payload) > 0:
+		return refuse(Invalid, "message for channel %q has a payload and a blob", c.Channel)
+	case len(c.Blob) > MaxName:
+		return refuse(LimitReached, "name of the blob of a message has more than %d bytes", MaxName)
 	case len(c.RequestId) > MaxRequestID:
 		return refuse(LimitReached, "request ID has more than %d bytes", MaxRequestID)
 	}
@@ -47,7 +52,7 @@ func (t *tx) applyPublish(c *wire.Publish) error {
 		return refuse(KeyReused, "request ID %q came with a call before", c.RequestId)
 	}
 	if r != nil {
-		if r.PayloadHash != 0 && r.PayloadHash != payloadHash(c.Payload) {
+		if r.PayloadHash != 0 && r.PayloadHash != payloadHash(c) {
 			return refuse(KeyReused, "request ID %q came with another payload before", c.RequestId)
 		}
 		t.reply = Reply{MessageIDs: []string{r.MessageId}, Duplicate: true, RunID: t.f.RunId}
@@ -115,7 +120,7 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	if t.f.Closes {
 		prefix = "msg_"
 	}
-	m := &wire.Message{Id: t.mintID(prefix), Payload: c.Payload, AtUs: t.e.TimeUs}
+	m := &wire.Message{Id: t.mintID(prefix), Payload: c.Payload, AtUs: t.e.TimeUs, Blob: c.Blob, Size: c.Size}
 	ch := channelOf(t.f, c.Channel)
 	if ch == nil {
 		ch = &wire.Channel{Name: c.Channel}
@@ -126,11 +131,11 @@ func (t *tx) publish(c *wire.Publish, quiet bool) {
 	}
 	ch.Pending = append(ch.Pending, m)
 	t.changed = true
-	t.remember(&wire.Request{RequestId: c.RequestId, MessageId: m.Id, PayloadHash: payloadHash(c.Payload)})
+	t.remember(&wire.Request{RequestId: c.RequestId, MessageId: m.Id, PayloadHash: payloadHash(c)})
 	t.match(c.Channel)
 	started := !isPending(t.f, c.Channel, m.Id)
 	if !started && !quiet {
-		t.event(&wire.Event{Type: EventPublished, Scope: m.Id, Data: c.Payload, Channel: t.channelName(c.Channel)})
+		t.event(&wire.Event{Type: EventPublished, Scope: m.Id, Data: c.Payload, DataBlob: c.Blob, Channel: t.channelName(c.Channel)})
 	}
 	t.reply.MessageIDs = append(t.reply.MessageIDs, m.Id)
 	t.reply.Started = started
@@ -269,5 +274,13 @@ func seen(f *wire.Flow, id string, is func(*wire.Request) bool) *wire.Request {
 	return nil
 }
 
-// payloadHash tells a repeated request from another one under the same ID.
-func payloadHash(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }
+// payloadHash tells a repeated request from another one under the same ID. Of a
+// payload in a blob only the size is compared: who repeats the request may have
+// stored it again, under another name.
+func payloadHash(c *wire.Publish) uint64 {
+	p := c.Payload
+	if c.Blob != "" {
+		p = strconv.AppendUint([]byte("blob "), c.Size, 10)
+	}
+	return max(xxhash.Sum64(p), 1)
+}

@@ -132,11 +132,18 @@ func (t *tx) closeRun(status wire.Status, output []byte, why string) {
 
 // applyStop closes a run from outside.
 func (t *tx) applyStop(c *wire.StopFlow) error {
-	if err := t.mustRun(c.RunId); err != nil {
-		return err
+	if r := seenMessage(t.f, stopKey+c.RequestId); r != nil && c.RequestId != "" {
+		t.reply = Reply{RunID: r.MessageId, Duplicate: true, Status: t.f.Status}
+		return nil
+	}
+	if len(c.RequestId) > MaxRequestID {
+		return refuse(LimitReached, "request ID has more than %d bytes", MaxRequestID)
 	}
 	if err := checkReason(c.Reason); err != nil {
 		return err
+	}
+	if err := t.mustRun(c.RunId); err != nil {
+		return t.tooLate(c, err)
 	}
 	switch {
 	case !t.f.Closes:
@@ -145,6 +152,7 @@ func (t *tx) applyStop(c *wire.StopFlow) error {
 		return refuse(Invalid, "grace is %d microseconds, must be 0 to %d", c.GraceUs, int64(MaxDelayUs))
 	}
 	t.reply = Reply{RunID: t.f.RunId} // closeRun adds the status
+	t.rememberStop(c)
 	switch c.How {
 	case wire.StopFlow_CANCEL:
 		t.cancelRun(c)
@@ -156,6 +164,25 @@ func (t *tx) applyStop(c *wire.StopFlow) error {
 		return refuse(Invalid, "stop has the unknown way %d", c.How)
 	}
 	return nil
+}
+
+// tooLate remembers the key of a stop that found nothing to stop: delivered
+// again, it must not stop the run that was begun since.
+func (t *tx) tooLate(c *wire.StopFlow, err error) error {
+	if c.RequestId == "" {
+		return err
+	}
+	t.rememberStop(c)
+	t.changed, t.keepUpdated = true, true
+	t.reply = Reply{RunID: t.f.RunId, Status: t.f.Status}
+	return nil
+}
+
+// rememberStop keeps the key beyond the run, like those of starts.
+func (t *tx) rememberStop(c *wire.StopFlow) {
+	if c.RequestId != "" {
+		t.remember(&wire.Request{RequestId: stopKey + c.RequestId, MessageId: t.f.RunId})
+	}
 }
 
 // cancelRun tells running handlers and ends everything that does not run. The
@@ -248,7 +275,7 @@ func (t *tx) goBack(c *wire.Reset) {
 	}
 	for _, ch := range waiting {
 		for _, m := range ch.Pending {
-			t.publish(&wire.Publish{Channel: ch.Name, Payload: m.Payload}, true)
+			t.publish(&wire.Publish{Channel: ch.Name, Payload: m.Payload, Blob: m.Blob, Size: m.Size}, true)
 		}
 	}
 	for _, spec := range c.Steps {

@@ -92,6 +92,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 			e, p := s.b.entry(), p.CloneVT()
 			p.RequestId = strings.ReplaceAll(p.RequestId, "*", fmt.Sprint(i+1))
 			p.Payload = s.repeated(p.RequestId, p.Channel, d.Input)
+			if d.HasArg("large") {
+				moved(p)
+			}
 			e.Command = &wire.Entry_Publish{Publish: p}
 			return e
 		})
@@ -225,7 +228,14 @@ func (s *story) eventLine(ev *wire.Event) string {
 	if len(ev.Data) > 0 {
 		fmt.Fprintf(&w, " %q", ev.Data)
 	}
-	for _, it := range ev.Items {
+	if ev.DataBlob != "" {
+		fmt.Fprintf(&w, " blob %q", ev.DataBlob)
+	}
+	for i, it := range ev.Items {
+		if len(ev.ItemBlobs) > 0 && ev.ItemBlobs[i] != "" {
+			fmt.Fprintf(&w, " item blob %q", ev.ItemBlobs[i])
+			continue
+		}
 		fmt.Fprintf(&w, " item %q", it)
 	}
 	for _, a := range ev.Attributes {
@@ -267,7 +277,7 @@ func (s *story) effectLine(fx Effect) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "  -> dispatch %s#%d attempt %s (%d)", fx.Task.Name, fx.Exec, a, fx.Task.Number)
 	for _, m := range fx.Task.Matched {
-		fmt.Fprintf(&w, " %s=%q", s.name("m", m.Id), m.Payload)
+		fmt.Fprintf(&w, " %s=%s", s.name("m", m.Id), words(m))
 	}
 	for i, c := range fx.Task.Conditions {
 		fmt.Fprintf(&w, " %s", conditionWords(fx.Task.Spec.Wait.Conditions[i], c))
@@ -293,6 +303,18 @@ func (s *story) effectLine(fx Effect) string {
 		fmt.Fprintf(&w, " cancelled %q", fx.Task.Reason)
 	}
 	return w.String() + "\n"
+}
+
+// words shows what a message holds.
+func words(m interface {
+	GetPayload() []byte
+	GetBlob() string
+	GetSize() uint64
+}) string {
+	if m.GetBlob() != "" {
+		return fmt.Sprintf("blob %q", m.GetBlob())
+	}
+	return fmt.Sprintf("%q", m.GetPayload())
 }
 
 func us(v int64) time.Duration { return time.Duration(v) * time.Microsecond }
@@ -359,7 +381,7 @@ func (s *story) channelLine(c *wire.Channel) string {
 			fmt.Fprintf(&w, " ... %d in all", len(c.Pending))
 			break
 		}
-		fmt.Fprintf(&w, " %s=%q", s.name("m", m.Id), m.Payload)
+		fmt.Fprintf(&w, " %s=%s", s.name("m", m.Id), words(m))
 	}
 	return w.String() + "\n"
 }

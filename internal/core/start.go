@@ -61,8 +61,12 @@ func seenStart(f *wire.Flow, id string) string {
 	return seenMessage(f, startKey+id).GetMessageId()
 }
 
-// startKey begins the remembered request IDs of starts; no client's has it.
-const startKey = "start\x00"
+// What the remembered request IDs of starts and stops begin with; no client's
+// does.
+const (
+	startKey = "start\x00"
+	stopKey  = "stop\x00"
+)
 
 // rememberStart keeps the key of the run's start beyond the run: a start that is
 // delivered again must not begin one more.
@@ -122,7 +126,7 @@ func hasParent(f *wire.Flow, p *wire.Link) bool {
 }
 
 // newRun clears what belongs to one run. Step numbers, sends and the keys of
-// starts go on.
+// starts and stops go on.
 func (t *tx) newRun() {
 	old := t.f
 	for _, a := range old.Attributes {
@@ -133,7 +137,7 @@ func (t *tx) newRun() {
 	var keys []*wire.Request
 	next := old.NextRequest
 	for _, r := range old.Requests {
-		if strings.HasPrefix(r.RequestId, startKey) {
+		if strings.HasPrefix(r.RequestId, startKey) || strings.HasPrefix(r.RequestId, stopKey) {
 			keys = append(keys, &wire.Request{RequestId: r.RequestId, MessageId: r.MessageId, PayloadHash: r.PayloadHash, Output: r.Output, Seq: next, Lsn: t.e.Lsn})
 			next++
 		}

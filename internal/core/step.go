@@ -160,7 +160,11 @@ func (t *tx) applyStartQueued(c *wire.StartQueued) error {
 	}
 	s.QueuedUs = 0
 	if s.Attempts > 0 {
-		t.handOutAgain(s, "queued")
+		reason := s.AgainReason
+		if reason == "" {
+			reason = "queued" // by a program from before reasons were kept
+		}
+		t.handOutAgain(s, reason)
 		return nil
 	}
 	t.startStep(s)
@@ -172,19 +176,13 @@ func (t *tx) startStep(s *wire.Step) {
 	if s.FirstStartUs == 0 {
 		s.FirstStartUs = t.e.TimeUs
 	}
-	var items [][]byte
-	if len(s.Matched) > 0 {
-		items = make([][]byte, 0, len(s.Matched))
-		for _, m := range s.Matched {
-			items = append(items, m.Payload)
-		}
-	}
+	items, blobs := payloads(s.Matched)
 	typ := EventStepStarted
 	if waitPhase(s) {
 		typ = EventStepPreparing
 	}
 	t.handOut(s)
-	ev := &wire.Event{Type: typ, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec, Attempt: s.Attempts, Items: items}
+	ev := &wire.Event{Type: typ, Scope: s.Scope, Step: s.Spec.Name, Exec: s.Exec, Attempt: s.Attempts, Items: items, ItemBlobs: blobs}
 	if t.f.Closes {
 		ev.Spec = s.Spec
 	} else {
@@ -194,13 +192,33 @@ func (t *tx) startStep(s *wire.Step) {
 	t.effects = append(t.effects, dispatch(t.f, s))
 }
 
+// payloads gives what messages hold: in line, and, when one of them is large, the
+// blobs beside it.
+func payloads(ms []*wire.Message) (items [][]byte, blobs []string) {
+	if len(ms) == 0 {
+		return nil, nil
+	}
+	items = make([][]byte, len(ms))
+	for i, m := range ms {
+		items[i] = m.Payload
+		if m.Blob == "" {
+			continue
+		}
+		if blobs == nil {
+			blobs = make([]string, len(ms))
+		}
+		blobs[i] = m.Blob
+	}
+	return items, blobs
+}
+
 // handOut mints the next attempt of s; the caller has made sure of a slot.
 func (t *tx) handOut(s *wire.Step) {
 	if t.slots > 0 {
 		t.slots--
 	}
 	s.State = wire.Step_STARTED
-	s.RetryAtUs, s.QueuedUs = 0, 0
+	s.RetryAtUs, s.QueuedUs, s.AgainReason = 0, 0, ""
 	s.Attempt = &wire.AttemptID{Epoch: t.e.Epoch, Lsn: t.e.Lsn, N: t.attempts}
 	t.attempts++
 	s.Attempts++
@@ -214,6 +232,7 @@ func (t *tx) handOutAgain(s *wire.Step, reason string) {
 	if !queued && (t.slots == 0 || s.Spec.ConcurrencyKey != "") {
 		t.releaseKey(s)
 		t.queue(s)
+		s.AgainReason = reason
 		return
 	}
 	t.handOut(s)

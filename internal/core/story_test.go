@@ -161,11 +161,11 @@ func (s *story) spec(t *testing.T, d *datadriven.TestData, text string) []*wire.
 	return specs
 }
 
-// publishLine reads `channel payload [request=id] [times=n]`. A * in the
+// publishLine reads `channel payload [request=id] [times=n] [large]`. A * in the
 // channel becomes the number.
 func (s *story) publishLine(t *testing.T, d *datadriven.TestData, text string) []*wire.Publish {
 	words := strings.Fields(text)
-	times := 1
+	times, large := 1, false
 	p := &wire.Publish{}
 	for _, w := range words[2:] {
 		key, val, _ := strings.Cut(w, "=")
@@ -174,6 +174,8 @@ func (s *story) publishLine(t *testing.T, d *datadriven.TestData, text string) [
 			p.RequestId = val
 		case "times":
 			times = number(t, d, val)
+		case "large":
+			large = true
 		default:
 			d.Fatalf(t, "unknown word %q", w)
 		}
@@ -183,6 +185,9 @@ func (s *story) publishLine(t *testing.T, d *datadriven.TestData, text string) [
 		q := p.CloneVT()
 		q.Channel = strings.ReplaceAll(words[0], "*", fmt.Sprint(i))
 		q.Payload = s.payload(q.Channel, words[1])
+		if large {
+			moved(q)
+		}
 		ps = append(ps, q)
 	}
 	return ps
@@ -199,7 +204,7 @@ func (s *story) publishArgs(t *testing.T, d *datadriven.TestData, args []datadri
 			p.MaxPending = uint32(number(t, d, a.Vals[0]))
 		case a.Key == "request":
 			p.RequestId = a.Vals[0]
-		case a.Key == "times", a.Key == "slots":
+		case a.Key == "times", a.Key == "slots", a.Key == "large":
 		default:
 			d.Fatalf(t, "unknown argument %q", a.Key)
 		}

@@ -81,9 +81,12 @@ func (Schedule_Overlap) EnumDescriptor() ([]byte, []int) {
 
 // Chunk is at most 256 KiB of a blob. The first one of a Put names the flow.
 type Chunk struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FlowId        string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
-	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	FlowId string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
+	Data   []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// The flow whose outbox will carry the blob to flow_id, in the first chunk; it
+	// is kept while that one names it. Empty = the blob goes there directly.
+	FromFlowId    string `protobuf:"bytes,3,opt,name=from_flow_id,json=fromFlowId,proto3" json:"from_flow_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -130,6 +133,13 @@ func (x *Chunk) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *Chunk) GetFromFlowId() string {
+	if x != nil {
+		return x.FromFlowId
+	}
+	return ""
 }
 
 // BlobRef names a blob of a flow.
@@ -2217,12 +2227,15 @@ func (x *AttributesReply) GetRunId() string {
 }
 
 type PublishRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FlowId        string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
-	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
-	Payloads      [][]byte               `protobuf:"bytes,3,rep,name=payloads,proto3" json:"payloads,omitempty"`
-	RequestId     string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // idempotency key; of several payloads the nth has "key#n"
-	MaxPending    uint32                 `protobuf:"varint,5,opt,name=max_pending,json=maxPending,proto3" json:"max_pending,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	FlowId     string                 `protobuf:"bytes,1,opt,name=flow_id,json=flowId,proto3" json:"flow_id,omitempty"`
+	Channel    string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	Payloads   [][]byte               `protobuf:"bytes,3,rep,name=payloads,proto3" json:"payloads,omitempty"`
+	RequestId  string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // idempotency key; of several payloads the nth has "key#n"
+	MaxPending uint32                 `protobuf:"varint,5,opt,name=max_pending,json=maxPending,proto3" json:"max_pending,omitempty"`
+	// Blobs that hold payloads which are large: as many as payloads, empty for those
+	// that are there. None at all when all are.
+	Blobs         []string `protobuf:"bytes,6,rep,name=blobs,proto3" json:"blobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2290,6 +2303,13 @@ func (x *PublishRequest) GetMaxPending() uint32 {
 		return x.MaxPending
 	}
 	return 0
+}
+
+func (x *PublishRequest) GetBlobs() []string {
+	if x != nil {
+		return x.Blobs
+	}
+	return nil
 }
 
 type PublishReply struct {
@@ -2516,6 +2536,7 @@ type RpcRequest struct {
 	RequestId     string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`                // of a locked RPC: the same again gives the first output
 	FailFast      bool                   `protobuf:"varint,5,opt,name=fail_fast,json=failFast,proto3" json:"fail_fast,omitempty"`                  // answer "locked" instead of waiting for the flow's lock
 	LockTimeoutUs int64                  `protobuf:"varint,6,opt,name=lock_timeout_us,json=lockTimeoutUs,proto3" json:"lock_timeout_us,omitempty"` // how long to wait for it; 0 = the call's own time
+	InputBlob     string                 `protobuf:"bytes,7,opt,name=input_blob,json=inputBlob,proto3" json:"input_blob,omitempty"`                // the blob that holds the input, when it is large; dropped by the caller
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2592,10 +2613,18 @@ func (x *RpcRequest) GetLockTimeoutUs() int64 {
 	return 0
 }
 
+func (x *RpcRequest) GetInputBlob() string {
+	if x != nil {
+		return x.InputBlob
+	}
+	return ""
+}
+
 type RpcReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Output        []byte                 `protobuf:"bytes,1,opt,name=output,proto3" json:"output,omitempty"`
 	Duplicate     bool                   `protobuf:"varint,2,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
+	OutputBlob    string                 `protobuf:"bytes,3,opt,name=output_blob,json=outputBlob,proto3" json:"output_blob,omitempty"` // the blob that holds the output, when it is large: get it, then drop it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2642,6 +2671,13 @@ func (x *RpcReply) GetDuplicate() bool {
 		return x.Duplicate
 	}
 	return false
+}
+
+func (x *RpcReply) GetOutputBlob() string {
+	if x != nil {
+		return x.OutputBlob
+	}
+	return ""
 }
 
 type SkipTimerRequest struct {
@@ -3669,7 +3705,8 @@ type WorkerInfo struct {
 	Running       uint64                 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
 	TaskCredits   uint64                 `protobuf:"varint,7,opt,name=task_credits,json=taskCredits,proto3" json:"task_credits,omitempty"`
 	ConnectedUs   int64                  `protobuf:"varint,8,opt,name=connected_us,json=connectedUs,proto3" json:"connected_us,omitempty"`
-	Draining      bool                   `protobuf:"varint,9,opt,name=draining,proto3" json:"draining,omitempty"`
+	Draining      bool                   `protobuf:"varint,9,opt,name=draining,proto3" json:"draining,omitempty"` // all of its streams are
+	Streams       uint32                 `protobuf:"varint,10,opt,name=streams,proto3" json:"streams,omitempty"`  // that it has open
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3765,6 +3802,13 @@ func (x *WorkerInfo) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *WorkerInfo) GetStreams() uint32 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
 }
 
 // Schedule starts flows at times.
@@ -4250,10 +4294,12 @@ var File_perdure_v1_flows_proto protoreflect.FileDescriptor
 const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\n" +
 	"\x16perdure/v1/flows.proto\x12\n" +
-	"perdure.v1\x1a perdure/journal/v1/journal.proto\"4\n" +
+	"perdure.v1\x1a perdure/journal/v1/journal.proto\"V\n" +
 	"\x05Chunk\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"J\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12 \n" +
+	"\ffrom_flow_id\x18\x03 \x01(\tR\n" +
+	"fromFlowId\"J\n" +
 	"\aBlobRef\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x12\n" +
 	"\x04blob\x18\x02 \x01(\tR\x04blob\x12\x12\n" +
@@ -4427,7 +4473,7 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\n" +
 	"attributes\x18\x01 \x03(\v2\x1d.perdure.journal.v1.AttributeR\n" +
 	"attributes\x12\x15\n" +
-	"\x06run_id\x18\x02 \x01(\tR\x05runId\"\x9f\x01\n" +
+	"\x06run_id\x18\x02 \x01(\tR\x05runId\"\xb5\x01\n" +
 	"\x0ePublishRequest\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x18\n" +
 	"\achannel\x18\x02 \x01(\tR\achannel\x12\x1a\n" +
@@ -4435,7 +4481,8 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x1f\n" +
 	"\vmax_pending\x18\x05 \x01(\rR\n" +
-	"maxPending\"M\n" +
+	"maxPending\x12\x14\n" +
+	"\x05blobs\x18\x06 \x03(\tR\x05blobs\"M\n" +
 	"\fPublishReply\x12\x1f\n" +
 	"\vmessage_ids\x18\x01 \x03(\tR\n" +
 	"messageIds\x12\x1c\n" +
@@ -4449,7 +4496,7 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\x03ids\x18\x03 \x03(\tR\x03ids\"b\n" +
 	"\rMessagesReply\x127\n" +
 	"\bmessages\x18\x01 \x03(\v2\x1b.perdure.journal.v1.MessageR\bmessages\x12\x18\n" +
-	"\adropped\x18\x02 \x01(\rR\adropped\"\xb3\x01\n" +
+	"\adropped\x18\x02 \x01(\rR\adropped\"\xd2\x01\n" +
 	"\n" +
 	"RpcRequest\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x12\n" +
@@ -4458,10 +4505,14 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x1b\n" +
 	"\tfail_fast\x18\x05 \x01(\bR\bfailFast\x12&\n" +
-	"\x0flock_timeout_us\x18\x06 \x01(\x03R\rlockTimeoutUs\"@\n" +
+	"\x0flock_timeout_us\x18\x06 \x01(\x03R\rlockTimeoutUs\x12\x1d\n" +
+	"\n" +
+	"input_blob\x18\a \x01(\tR\tinputBlob\"a\n" +
 	"\bRpcReply\x12\x16\n" +
 	"\x06output\x18\x01 \x01(\fR\x06output\x12\x1c\n" +
-	"\tduplicate\x18\x02 \x01(\bR\tduplicate\"q\n" +
+	"\tduplicate\x18\x02 \x01(\bR\tduplicate\x12\x1f\n" +
+	"\voutput_blob\x18\x03 \x01(\tR\n" +
+	"outputBlob\"q\n" +
 	"\x10SkipTimerRequest\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\tR\x04step\x12\x12\n" +
@@ -4533,7 +4584,7 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\x05limit\x18\x04 \x01(\x04R\x05limit\"\x10\n" +
 	"\x0eWorkersRequest\"@\n" +
 	"\fWorkersReply\x120\n" +
-	"\aworkers\x18\x01 \x03(\v2\x16.perdure.v1.WorkerInfoR\aworkers\"\x86\x02\n" +
+	"\aworkers\x18\x01 \x03(\v2\x16.perdure.v1.WorkerInfoR\aworkers\"\xa0\x02\n" +
 	"\n" +
 	"WorkerInfo\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x14\n" +
@@ -4545,7 +4596,9 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\arunning\x18\x06 \x01(\x04R\arunning\x12!\n" +
 	"\ftask_credits\x18\a \x01(\x04R\vtaskCredits\x12!\n" +
 	"\fconnected_us\x18\b \x01(\x03R\vconnectedUs\x12\x1a\n" +
-	"\bdraining\x18\t \x01(\bR\bdraining\"\x97\x04\n" +
+	"\bdraining\x18\t \x01(\bR\bdraining\x12\x18\n" +
+	"\astreams\x18\n" +
+	" \x01(\rR\astreams\"\x97\x04\n" +
 	"\bSchedule\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04cron\x18\x02 \x01(\tR\x04cron\x12\x1b\n" +
@@ -4591,10 +4644,11 @@ const file_perdure_v1_flows_proto_rawDesc = "" +
 	"\x05to_us\x18\x03 \x01(\x03R\x04toUs2i\n" +
 	"\x05Flows\x12*\n" +
 	"\x02Do\x12\x10.perdure.v1.Call\x1a\x12.perdure.v1.Answer\x124\n" +
-	"\x06Stream\x12\x11.perdure.v1.Calls\x1a\x13.perdure.v1.Answers(\x010\x012i\n" +
+	"\x06Stream\x12\x11.perdure.v1.Calls\x1a\x13.perdure.v1.Answers(\x010\x012\x98\x01\n" +
 	"\x05Blobs\x12/\n" +
 	"\x03Put\x12\x11.perdure.v1.Chunk\x1a\x13.perdure.v1.BlobRef(\x01\x12/\n" +
-	"\x03Get\x12\x13.perdure.v1.BlobRef\x1a\x11.perdure.v1.Chunk0\x01B.Z,github.com/perdure-dev/perdure/internal/wireb\x06proto3"
+	"\x03Get\x12\x13.perdure.v1.BlobRef\x1a\x11.perdure.v1.Chunk0\x01\x12-\n" +
+	"\x04Drop\x12\x13.perdure.v1.BlobRef\x1a\x10.perdure.v1.DoneB.Z,github.com/perdure-dev/perdure/internal/wireb\x06proto3"
 
 var (
 	file_perdure_v1_flows_proto_rawDescOnce sync.Once
@@ -4750,12 +4804,14 @@ var file_perdure_v1_flows_proto_depIdxs = []int32{
 	3,  // 72: perdure.v1.Flows.Stream:input_type -> perdure.v1.Calls
 	1,  // 73: perdure.v1.Blobs.Put:input_type -> perdure.v1.Chunk
 	2,  // 74: perdure.v1.Blobs.Get:input_type -> perdure.v1.BlobRef
-	6,  // 75: perdure.v1.Flows.Do:output_type -> perdure.v1.Answer
-	4,  // 76: perdure.v1.Flows.Stream:output_type -> perdure.v1.Answers
-	2,  // 77: perdure.v1.Blobs.Put:output_type -> perdure.v1.BlobRef
-	1,  // 78: perdure.v1.Blobs.Get:output_type -> perdure.v1.Chunk
-	75, // [75:79] is the sub-list for method output_type
-	71, // [71:75] is the sub-list for method input_type
+	2,  // 75: perdure.v1.Blobs.Drop:input_type -> perdure.v1.BlobRef
+	6,  // 76: perdure.v1.Flows.Do:output_type -> perdure.v1.Answer
+	4,  // 77: perdure.v1.Flows.Stream:output_type -> perdure.v1.Answers
+	2,  // 78: perdure.v1.Blobs.Put:output_type -> perdure.v1.BlobRef
+	1,  // 79: perdure.v1.Blobs.Get:output_type -> perdure.v1.Chunk
+	8,  // 80: perdure.v1.Blobs.Drop:output_type -> perdure.v1.Done
+	76, // [76:81] is the sub-list for method output_type
+	71, // [71:76] is the sub-list for method input_type
 	71, // [71:71] is the sub-list for extension type_name
 	71, // [71:71] is the sub-list for extension extendee
 	0,  // [0:71] is the sub-list for field type_name

@@ -169,8 +169,9 @@ var Flows_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Blobs_Put_FullMethodName = "/perdure.v1.Blobs/Put"
-	Blobs_Get_FullMethodName = "/perdure.v1.Blobs/Get"
+	Blobs_Put_FullMethodName  = "/perdure.v1.Blobs/Put"
+	Blobs_Get_FullMethodName  = "/perdure.v1.Blobs/Get"
+	Blobs_Drop_FullMethodName = "/perdure.v1.Blobs/Drop"
 )
 
 // BlobsClient is the client API for Blobs service.
@@ -181,6 +182,9 @@ const (
 type BlobsClient interface {
 	Put(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[Chunk, BlobRef], error)
 	Get(ctx context.Context, in *BlobRef, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Chunk], error)
+	// Drop deletes a blob that its flow does not name: one that was made for a call
+	// which is over. Without it a blob that nothing names goes after an hour.
+	Drop(ctx context.Context, in *BlobRef, opts ...grpc.CallOption) (*Done, error)
 }
 
 type blobsClient struct {
@@ -223,6 +227,16 @@ func (c *blobsClient) Get(ctx context.Context, in *BlobRef, opts ...grpc.CallOpt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Blobs_GetClient = grpc.ServerStreamingClient[Chunk]
 
+func (c *blobsClient) Drop(ctx context.Context, in *BlobRef, opts ...grpc.CallOption) (*Done, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Done)
+	err := c.cc.Invoke(ctx, Blobs_Drop_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BlobsServer is the server API for Blobs service.
 // All implementations must embed UnimplementedBlobsServer
 // for forward compatibility.
@@ -231,6 +245,9 @@ type Blobs_GetClient = grpc.ServerStreamingClient[Chunk]
 type BlobsServer interface {
 	Put(grpc.ClientStreamingServer[Chunk, BlobRef]) error
 	Get(*BlobRef, grpc.ServerStreamingServer[Chunk]) error
+	// Drop deletes a blob that its flow does not name: one that was made for a call
+	// which is over. Without it a blob that nothing names goes after an hour.
+	Drop(context.Context, *BlobRef) (*Done, error)
 	mustEmbedUnimplementedBlobsServer()
 }
 
@@ -246,6 +263,9 @@ func (UnimplementedBlobsServer) Put(grpc.ClientStreamingServer[Chunk, BlobRef]) 
 }
 func (UnimplementedBlobsServer) Get(*BlobRef, grpc.ServerStreamingServer[Chunk]) error {
 	return status.Error(codes.Unimplemented, "method Get not implemented")
+}
+func (UnimplementedBlobsServer) Drop(context.Context, *BlobRef) (*Done, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drop not implemented")
 }
 func (UnimplementedBlobsServer) mustEmbedUnimplementedBlobsServer() {}
 func (UnimplementedBlobsServer) testEmbeddedByValue()               {}
@@ -286,13 +306,36 @@ func _Blobs_Get_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Blobs_GetServer = grpc.ServerStreamingServer[Chunk]
 
+func _Blobs_Drop_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BlobRef)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlobsServer).Drop(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Blobs_Drop_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlobsServer).Drop(ctx, req.(*BlobRef))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Blobs_ServiceDesc is the grpc.ServiceDesc for Blobs service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Blobs_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "perdure.v1.Blobs",
 	HandlerType: (*BlobsServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Drop",
+			Handler:    _Blobs_Drop_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Put",

@@ -26,6 +26,7 @@ func (m *Chunk) CloneVT() *Chunk {
 	}
 	r := new(Chunk)
 	r.FlowId = m.FlowId
+	r.FromFlowId = m.FromFlowId
 	if rhs := m.Data; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -917,6 +918,11 @@ func (m *PublishRequest) CloneVT() *PublishRequest {
 		}
 		r.Payloads = tmpContainer
 	}
+	if rhs := m.Blobs; rhs != nil {
+		tmpContainer := make([]string, len(rhs))
+		copy(tmpContainer, rhs)
+		r.Blobs = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1025,6 +1031,7 @@ func (m *RpcRequest) CloneVT() *RpcRequest {
 	r.RequestId = m.RequestId
 	r.FailFast = m.FailFast
 	r.LockTimeoutUs = m.LockTimeoutUs
+	r.InputBlob = m.InputBlob
 	if rhs := m.Input; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -1047,6 +1054,7 @@ func (m *RpcReply) CloneVT() *RpcReply {
 	}
 	r := new(RpcReply)
 	r.Duplicate = m.Duplicate
+	r.OutputBlob = m.OutputBlob
 	if rhs := m.Output; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -1440,6 +1448,7 @@ func (m *WorkerInfo) CloneVT() *WorkerInfo {
 	r.TaskCredits = m.TaskCredits
 	r.ConnectedUs = m.ConnectedUs
 	r.Draining = m.Draining
+	r.Streams = m.Streams
 	if rhs := m.FlowTypes; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -1612,6 +1621,9 @@ func (this *Chunk) EqualVT(that *Chunk) bool {
 		return false
 	}
 	if string(this.Data) != string(that.Data) {
+		return false
+	}
+	if this.FromFlowId != that.FromFlowId {
 		return false
 	}
 	return string(this.unknownFields) == string(that.unknownFields)
@@ -3406,6 +3418,15 @@ func (this *PublishRequest) EqualVT(that *PublishRequest) bool {
 	if this.MaxPending != that.MaxPending {
 		return false
 	}
+	if len(this.Blobs) != len(that.Blobs) {
+		return false
+	}
+	for i, vx := range this.Blobs {
+		vy := that.Blobs[i]
+		if vx != vy {
+			return false
+		}
+	}
 	return string(this.unknownFields) == string(that.unknownFields)
 }
 
@@ -3557,6 +3578,9 @@ func (this *RpcRequest) EqualVT(that *RpcRequest) bool {
 	if this.LockTimeoutUs != that.LockTimeoutUs {
 		return false
 	}
+	if this.InputBlob != that.InputBlob {
+		return false
+	}
 	return string(this.unknownFields) == string(that.unknownFields)
 }
 
@@ -3577,6 +3601,9 @@ func (this *RpcReply) EqualVT(that *RpcReply) bool {
 		return false
 	}
 	if this.Duplicate != that.Duplicate {
+		return false
+	}
+	if this.OutputBlob != that.OutputBlob {
 		return false
 	}
 	return string(this.unknownFields) == string(that.unknownFields)
@@ -4148,6 +4175,9 @@ func (this *WorkerInfo) EqualVT(that *WorkerInfo) bool {
 	if this.Draining != that.Draining {
 		return false
 	}
+	if this.Streams != that.Streams {
+		return false
+	}
 	return string(this.unknownFields) == string(that.unknownFields)
 }
 
@@ -4397,6 +4427,13 @@ func (m *Chunk) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.FromFlowId) > 0 {
+		i -= len(m.FromFlowId)
+		copy(dAtA[i:], m.FromFlowId)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.FromFlowId)))
+		i--
+		dAtA[i] = 0x1a
 	}
 	if len(m.Data) > 0 {
 		i -= len(m.Data)
@@ -6803,6 +6840,15 @@ func (m *PublishRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Blobs) > 0 {
+		for iNdEx := len(m.Blobs) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Blobs[iNdEx])
+			copy(dAtA[i:], m.Blobs[iNdEx])
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Blobs[iNdEx])))
+			i--
+			dAtA[i] = 0x32
+		}
+	}
 	if m.MaxPending != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MaxPending))
 		i--
@@ -7076,6 +7122,13 @@ func (m *RpcRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.InputBlob) > 0 {
+		i -= len(m.InputBlob)
+		copy(dAtA[i:], m.InputBlob)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.InputBlob)))
+		i--
+		dAtA[i] = 0x3a
+	}
 	if m.LockTimeoutUs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.LockTimeoutUs))
 		i--
@@ -7151,6 +7204,13 @@ func (m *RpcReply) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.OutputBlob) > 0 {
+		i -= len(m.OutputBlob)
+		copy(dAtA[i:], m.OutputBlob)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.OutputBlob)))
+		i--
+		dAtA[i] = 0x1a
 	}
 	if m.Duplicate {
 		i--
@@ -8128,6 +8188,11 @@ func (m *WorkerInfo) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Streams != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Streams))
+		i--
+		dAtA[i] = 0x50
+	}
 	if m.Draining {
 		i--
 		if m.Draining {
@@ -8641,6 +8706,10 @@ func (m *Chunk) SizeVT() (n int) {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	l = len(m.Data)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	l = len(m.FromFlowId)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
@@ -9783,6 +9852,12 @@ func (m *PublishRequest) SizeVT() (n int) {
 	if m.MaxPending != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.MaxPending))
 	}
+	if len(m.Blobs) > 0 {
+		for _, s := range m.Blobs {
+			l = len(s)
+			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -9895,6 +9970,10 @@ func (m *RpcRequest) SizeVT() (n int) {
 	if m.LockTimeoutUs != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.LockTimeoutUs))
 	}
+	l = len(m.InputBlob)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -9911,6 +9990,10 @@ func (m *RpcReply) SizeVT() (n int) {
 	}
 	if m.Duplicate {
 		n += 2
+	}
+	l = len(m.OutputBlob)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -10318,6 +10401,9 @@ func (m *WorkerInfo) SizeVT() (n int) {
 	if m.Draining {
 		n += 2
 	}
+	if m.Streams != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Streams))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -10586,6 +10672,38 @@ func (m *Chunk) UnmarshalVT(dAtA []byte) error {
 			if m.Data == nil {
 				m.Data = []byte{}
 			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FromFlowId", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.FromFlowId = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -15852,6 +15970,38 @@ func (m *PublishRequest) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 6:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Blobs", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Blobs = append(m.Blobs, string(dAtA[iNdEx:postIndex]))
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -16541,6 +16691,38 @@ func (m *RpcRequest) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 7:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field InputBlob", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.InputBlob = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -16646,6 +16828,38 @@ func (m *RpcReply) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Duplicate = bool(v != 0)
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field OutputBlob", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.OutputBlob = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -19144,6 +19358,25 @@ func (m *WorkerInfo) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Draining = bool(v != 0)
+		case 10:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Streams", wireType)
+			}
+			m.Streams = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Streams |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -20345,6 +20578,42 @@ func (m *Chunk) UnmarshalVTUnsafe(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.Data = dAtA[iNdEx:postIndex]
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FromFlowId", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.FromFlowId = stringValue
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -25758,6 +26027,42 @@ func (m *PublishRequest) UnmarshalVTUnsafe(dAtA []byte) error {
 					break
 				}
 			}
+		case 6:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Blobs", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.Blobs = append(m.Blobs, stringValue)
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -26480,6 +26785,42 @@ func (m *RpcRequest) UnmarshalVTUnsafe(dAtA []byte) error {
 					break
 				}
 			}
+		case 7:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field InputBlob", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.InputBlob = stringValue
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -26582,6 +26923,42 @@ func (m *RpcReply) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.Duplicate = bool(v != 0)
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field OutputBlob", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.OutputBlob = stringValue
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -29172,6 +29549,25 @@ func (m *WorkerInfo) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.Draining = bool(v != 0)
+		case 10:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Streams", wireType)
+			}
+			m.Streams = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Streams |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

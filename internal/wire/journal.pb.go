@@ -1026,6 +1026,8 @@ type Publish struct {
 	OnBusy        Publish_OnBusy         `protobuf:"varint,3,opt,name=on_busy,json=onBusy,proto3,enum=perdure.journal.v1.Publish_OnBusy" json:"on_busy,omitempty"`
 	MaxPending    uint32                 `protobuf:"varint,4,opt,name=max_pending,json=maxPending,proto3" json:"max_pending,omitempty"` // refuse when this many wait already; 0 = the core's bound
 	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`     // idempotency key within the flow
+	Blob          string                 `protobuf:"bytes,6,opt,name=blob,proto3" json:"blob,omitempty"`                                // the object that holds the payload, when it is large; payload is empty then
+	Size          uint64                 `protobuf:"varint,7,opt,name=size,proto3" json:"size,omitempty"`                               // bytes of the payload in the blob
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1093,6 +1095,20 @@ func (x *Publish) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *Publish) GetBlob() string {
+	if x != nil {
+		return x.Blob
+	}
+	return ""
+}
+
+func (x *Publish) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
 }
 
 // Send is a command to another flow: it leaves through the flow's outbox, at
@@ -1355,8 +1371,9 @@ type StopFlow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	How           StopFlow_How           `protobuf:"varint,1,opt,name=how,proto3,enum=perdure.journal.v1.StopFlow_How" json:"how,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	GraceUs       int64                  `protobuf:"varint,3,opt,name=grace_us,json=graceUs,proto3" json:"grace_us,omitempty"` // CANCEL: closed after this, answered or not; 0 = the core's default
-	RunId         string                 `protobuf:"bytes,4,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`        // refuse another run; empty = the one there is
+	GraceUs       int64                  `protobuf:"varint,3,opt,name=grace_us,json=graceUs,proto3" json:"grace_us,omitempty"`      // CANCEL: closed after this, answered or not; 0 = the core's default
+	RunId         string                 `protobuf:"bytes,4,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`             // refuse another run; empty = the one there is
+	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of one that another flow sent: the same again stops nothing more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1415,6 +1432,13 @@ func (x *StopFlow) GetGraceUs() int64 {
 func (x *StopFlow) GetRunId() string {
 	if x != nil {
 		return x.RunId
+	}
+	return ""
+}
+
+func (x *StopFlow) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
 	}
 	return ""
 }
@@ -1870,6 +1894,7 @@ type ChildClosed struct {
 	Status        Status                 `protobuf:"varint,5,opt,name=status,proto3,enum=perdure.journal.v1.Status" json:"status,omitempty"`
 	Output        []byte                 `protobuf:"bytes,6,opt,name=output,proto3" json:"output,omitempty"`
 	Error         string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	ParentRunId   string                 `protobuf:"bytes,8,opt,name=parent_run_id,json=parentRunId,proto3" json:"parent_run_id,omitempty"` // the run that waits; empty = of before there was this field
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1949,6 +1974,13 @@ func (x *ChildClosed) GetOutput() []byte {
 func (x *ChildClosed) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *ChildClosed) GetParentRunId() string {
+	if x != nil {
+		return x.ParentRunId
 	}
 	return ""
 }
@@ -3791,6 +3823,8 @@ type Message struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Payload       []byte                 `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`
 	AtUs          int64                  `protobuf:"varint,3,opt,name=at_us,json=atUs,proto3" json:"at_us,omitempty"`
+	Blob          string                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`  // the object that holds the payload, when it is large; payload is empty then
+	Size          uint64                 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"` // bytes of the payload in the blob
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3846,11 +3880,25 @@ func (x *Message) GetAtUs() int64 {
 	return 0
 }
 
+func (x *Message) GetBlob() string {
+	if x != nil {
+		return x.Blob
+	}
+	return ""
+}
+
+func (x *Message) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 type Request struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	MessageId     string                 `protobuf:"bytes,2,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
-	PayloadHash   uint64                 `protobuf:"fixed64,3,opt,name=payload_hash,json=payloadHash,proto3" json:"payload_hash,omitempty"` // xxHash64 of the payload; 0 = not known
+	PayloadHash   uint64                 `protobuf:"fixed64,3,opt,name=payload_hash,json=payloadHash,proto3" json:"payload_hash,omitempty"` // xxHash64 of the payload, or of the size of one in a blob; 0 = not known
 	Output        []byte                 `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`                                // of an Update
 	Seq           uint64                 `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`                                     // counts the keys of a flow
 	Lsn           uint64                 `protobuf:"varint,6,opt,name=lsn,proto3" json:"lsn,omitempty"`                                     // the entry that brought it; 0 in state of before there was seq
@@ -3948,7 +3996,8 @@ type Step struct {
 	Executing     bool                   `protobuf:"varint,13,opt,name=executing,proto3" json:"executing,omitempty"`  // of a step with wait_for: the wait is over, attempts call Execute
 	Conditions    []*ConditionState      `protobuf:"bytes,14,rep,name=conditions,proto3" json:"conditions,omitempty"` // of spec.wait.conditions, in order
 	Checkpoint    []byte                 `protobuf:"bytes,15,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
-	QueuedUs      int64                  `protobuf:"varint,16,opt,name=queued_us,json=queuedUs,proto3" json:"queued_us,omitempty"` // since when it waits for a slot
+	QueuedUs      int64                  `protobuf:"varint,16,opt,name=queued_us,json=queuedUs,proto3" json:"queued_us,omitempty"`         // since when it waits for a slot
+	AgainReason   string                 `protobuf:"bytes,17,opt,name=again_reason,json=againReason,proto3" json:"again_reason,omitempty"` // of a queued step that was handed out before: why it is to be again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4095,6 +4144,13 @@ func (x *Step) GetQueuedUs() int64 {
 	return 0
 }
 
+func (x *Step) GetAgainReason() string {
+	if x != nil {
+		return x.AgainReason
+	}
+	return ""
+}
+
 // Cursor orders the events of a partition.
 type Cursor struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4150,21 +4206,25 @@ func (x *Cursor) GetN() uint32 {
 
 // Event is one line of a flow's log: what clients see, and what is kept of it.
 type Event struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lsn           uint64                 `protobuf:"varint,1,opt,name=lsn,proto3" json:"lsn,omitempty"`
-	N             uint32                 `protobuf:"varint,2,opt,name=n,proto3" json:"n,omitempty"`
-	AtUs          int64                  `protobuf:"varint,3,opt,name=at_us,json=atUs,proto3" json:"at_us,omitempty"`
-	Type          string                 `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
-	Scope         string                 `protobuf:"bytes,5,opt,name=scope,proto3" json:"scope,omitempty"`
-	Step          string                 `protobuf:"bytes,6,opt,name=step,proto3" json:"step,omitempty"`
-	Exec          uint64                 `protobuf:"varint,7,opt,name=exec,proto3" json:"exec,omitempty"`
-	Attempt       uint32                 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	Data          []byte                 `protobuf:"bytes,9,opt,name=data,proto3" json:"data,omitempty"`
-	Items         [][]byte               `protobuf:"bytes,10,rep,name=items,proto3" json:"items,omitempty"`           // the flow's conversation is the items of its events, in order
-	Attributes    []*Attribute           `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"` // what the entry set; one without value and blob was removed
-	Spec          *StepSpec              `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`             // of a step.started: what was started, for a reset
-	Next          []string               `protobuf:"bytes,13,rep,name=next,proto3" json:"next,omitempty"`             // of a step.completed: the steps that it led to
-	Channel       string                 `protobuf:"bytes,14,opt,name=channel,proto3" json:"channel,omitempty"`       // of a channel.published or channel.dropped
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Lsn        uint64                 `protobuf:"varint,1,opt,name=lsn,proto3" json:"lsn,omitempty"`
+	N          uint32                 `protobuf:"varint,2,opt,name=n,proto3" json:"n,omitempty"`
+	AtUs       int64                  `protobuf:"varint,3,opt,name=at_us,json=atUs,proto3" json:"at_us,omitempty"`
+	Type       string                 `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
+	Scope      string                 `protobuf:"bytes,5,opt,name=scope,proto3" json:"scope,omitempty"`
+	Step       string                 `protobuf:"bytes,6,opt,name=step,proto3" json:"step,omitempty"`
+	Exec       uint64                 `protobuf:"varint,7,opt,name=exec,proto3" json:"exec,omitempty"`
+	Attempt    uint32                 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Data       []byte                 `protobuf:"bytes,9,opt,name=data,proto3" json:"data,omitempty"`
+	Items      [][]byte               `protobuf:"bytes,10,rep,name=items,proto3" json:"items,omitempty"`           // the flow's conversation is the items of its events, in order
+	Attributes []*Attribute           `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"` // what the entry set; one without value and blob was removed
+	Spec       *StepSpec              `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`             // of a step.started: what was started, for a reset
+	Next       []string               `protobuf:"bytes,13,rep,name=next,proto3" json:"next,omitempty"`             // of a step.completed: the steps that it led to
+	Channel    string                 `protobuf:"bytes,14,opt,name=channel,proto3" json:"channel,omitempty"`       // of a channel.published or channel.dropped
+	// Objects that hold items which are large: as many as items, empty for those
+	// that are here. None at all when all are.
+	ItemBlobs     []string `protobuf:"bytes,15,rep,name=item_blobs,json=itemBlobs,proto3" json:"item_blobs,omitempty"`
+	DataBlob      string   `protobuf:"bytes,16,opt,name=data_blob,json=dataBlob,proto3" json:"data_blob,omitempty"` // of a channel.published: the object that holds the payload
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4297,6 +4357,20 @@ func (x *Event) GetChannel() string {
 	return ""
 }
 
+func (x *Event) GetItemBlobs() []string {
+	if x != nil {
+		return x.ItemBlobs
+	}
+	return nil
+}
+
+func (x *Event) GetDataBlob() string {
+	if x != nil {
+		return x.DataBlob
+	}
+	return ""
+}
+
 var File_perdure_journal_v1_journal_proto protoreflect.FileDescriptor
 
 const file_perdure_journal_v1_journal_proto_rawDesc = "" +
@@ -4372,7 +4446,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x15\n" +
 	"\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x12\n" +
 	"\x04exec\x18\x03 \x01(\x04R\x04exec\x12\x1c\n" +
-	"\tcondition\x18\x04 \x01(\rR\tcondition\"\xec\x01\n" +
+	"\tcondition\x18\x04 \x01(\rR\tcondition\"\x94\x02\n" +
 	"\aPublish\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12;\n" +
@@ -4380,7 +4454,9 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\vmax_pending\x18\x04 \x01(\rR\n" +
 	"maxPending\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"0\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04blob\x18\x06 \x01(\tR\x04blob\x12\x12\n" +
+	"\x04size\x18\a \x01(\x04R\x04size\"0\n" +
 	"\x06OnBusy\x12\v\n" +
 	"\aENQUEUE\x10\x00\x12\n" +
 	"\n" +
@@ -4402,12 +4478,14 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"OutboxDone\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x12\x15\n" +
-	"\x06run_id\x18\x03 \x01(\tR\x05runId\"\xb4\x01\n" +
+	"\x06run_id\x18\x03 \x01(\tR\x05runId\"\xd3\x01\n" +
 	"\bStopFlow\x122\n" +
 	"\x03how\x18\x01 \x01(\x0e2 .perdure.journal.v1.StopFlow.HowR\x03how\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x19\n" +
 	"\bgrace_us\x18\x03 \x01(\x03R\agraceUs\x12\x15\n" +
-	"\x06run_id\x18\x04 \x01(\tR\x05runId\"*\n" +
+	"\x06run_id\x18\x04 \x01(\tR\x05runId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"*\n" +
 	"\x03How\x12\n" +
 	"\n" +
 	"\x06CANCEL\x10\x00\x12\r\n" +
@@ -4452,7 +4530,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"attributes\x122\n" +
 	"\x05steps\x18\x05 \x03(\v2\x1c.perdure.journal.v1.StepSpecR\x05steps\x125\n" +
 	"\apublish\x18\x06 \x03(\v2\x1b.perdure.journal.v1.PublishR\apublish\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\"\xd1\x01\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xf5\x01\n" +
 	"\vChildClosed\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x12\x1c\n" +
 	"\tcondition\x18\x02 \x01(\rR\tcondition\x12\x17\n" +
@@ -4460,7 +4538,8 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\x06run_id\x18\x04 \x01(\tR\x05runId\x122\n" +
 	"\x06status\x18\x05 \x01(\x0e2\x1a.perdure.journal.v1.StatusR\x06status\x12\x16\n" +
 	"\x06output\x18\x06 \x01(\fR\x06output\x12\x14\n" +
-	"\x05error\x18\a \x01(\tR\x05error\"\x80\x02\n" +
+	"\x05error\x18\a \x01(\tR\x05error\x12\"\n" +
+	"\rparent_run_id\x18\b \x01(\tR\vparentRunId\"\x80\x02\n" +
 	"\x05Close\x12/\n" +
 	"\x03how\x18\x01 \x01(\x0e2\x1d.perdure.journal.v1.Close.HowR\x03how\x12\x16\n" +
 	"\x06output\x18\x02 \x01(\fR\x06output\x12\x14\n" +
@@ -4650,11 +4729,13 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\x05quiet\x18$ \x01(\bR\x05quiet\"T\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
-	"\apending\x18\x02 \x03(\v2\x1b.perdure.journal.v1.MessageR\apending\"H\n" +
+	"\apending\x18\x02 \x03(\v2\x1b.perdure.journal.v1.MessageR\apending\"p\n" +
 	"\aMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x13\n" +
-	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\"\xa6\x01\n" +
+	"\x05at_us\x18\x03 \x01(\x03R\x04atUs\x12\x12\n" +
+	"\x04blob\x18\x04 \x01(\tR\x04blob\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x04R\x04size\"\xa6\x01\n" +
 	"\aRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
@@ -4663,7 +4744,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\fpayload_hash\x18\x03 \x01(\x06R\vpayloadHash\x12\x16\n" +
 	"\x06output\x18\x04 \x01(\fR\x06output\x12\x10\n" +
 	"\x03seq\x18\x05 \x01(\x04R\x03seq\x12\x10\n" +
-	"\x03lsn\x18\x06 \x01(\x04R\x03lsn\"\xa9\x05\n" +
+	"\x03lsn\x18\x06 \x01(\x04R\x03lsn\"\xcc\x05\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04exec\x18\x01 \x01(\x04R\x04exec\x124\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1e.perdure.journal.v1.Step.StateR\x05state\x120\n" +
@@ -4685,7 +4766,8 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"checkpoint\x18\x0f \x01(\fR\n" +
 	"checkpoint\x12\x1b\n" +
-	"\tqueued_us\x18\x10 \x01(\x03R\bqueuedUs\"G\n" +
+	"\tqueued_us\x18\x10 \x01(\x03R\bqueuedUs\x12!\n" +
+	"\fagain_reason\x18\x11 \x01(\tR\vagainReason\"G\n" +
 	"\x05State\x12\v\n" +
 	"\aWAITING\x10\x00\x12\v\n" +
 	"\aSTARTED\x10\x01\x12\v\n" +
@@ -4695,7 +4777,7 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"\aDELAYED\x10\x04\"(\n" +
 	"\x06Cursor\x12\x10\n" +
 	"\x03lsn\x18\x01 \x01(\x04R\x03lsn\x12\f\n" +
-	"\x01n\x18\x02 \x01(\rR\x01n\"\xf1\x02\n" +
+	"\x01n\x18\x02 \x01(\rR\x01n\"\xad\x03\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03lsn\x18\x01 \x01(\x04R\x03lsn\x12\f\n" +
 	"\x01n\x18\x02 \x01(\rR\x01n\x12\x13\n" +
@@ -4713,7 +4795,10 @@ const file_perdure_journal_v1_journal_proto_rawDesc = "" +
 	"attributes\x120\n" +
 	"\x04spec\x18\f \x01(\v2\x1c.perdure.journal.v1.StepSpecR\x04spec\x12\x12\n" +
 	"\x04next\x18\r \x03(\tR\x04next\x12\x18\n" +
-	"\achannel\x18\x0e \x01(\tR\achannel*^\n" +
+	"\achannel\x18\x0e \x01(\tR\achannel\x12\x1d\n" +
+	"\n" +
+	"item_blobs\x18\x0f \x03(\tR\titemBlobs\x12\x1b\n" +
+	"\tdata_blob\x18\x10 \x01(\tR\bdataBlob*^\n" +
 	"\x06Status\x12\v\n" +
 	"\aRUNNING\x10\x00\x12\r\n" +
 	"\tCOMPLETED\x10\x01\x12\n" +

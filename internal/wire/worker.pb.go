@@ -964,6 +964,7 @@ type RpcTask struct {
 	Locked        bool                   `protobuf:"varint,8,opt,name=locked,proto3" json:"locked,omitempty"`
 	TimeoutUs     int64                  `protobuf:"varint,9,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"`
 	Trace         []byte                 `protobuf:"bytes,10,opt,name=trace,proto3" json:"trace,omitempty"`
+	InputBlob     string                 `protobuf:"bytes,11,opt,name=input_blob,json=inputBlob,proto3" json:"input_blob,omitempty"` // fetch it with Blobs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,12 +1069,20 @@ func (x *RpcTask) GetTrace() []byte {
 	return nil
 }
 
+func (x *RpcTask) GetInputBlob() string {
+	if x != nil {
+		return x.InputBlob
+	}
+	return ""
+}
+
 type RpcResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          uint64                 `protobuf:"varint,1,opt,name=call,proto3" json:"call,omitempty"`
 	Update        *Update                `protobuf:"bytes,2,opt,name=update,proto3" json:"update,omitempty"` // with its output; for a read only the output
 	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`   // the handler's; nothing of update takes effect then
 	ErrorKind     string                 `protobuf:"bytes,4,opt,name=error_kind,json=errorKind,proto3" json:"error_kind,omitempty"`
+	OutputBlob    string                 `protobuf:"bytes,5,opt,name=output_blob,json=outputBlob,proto3" json:"output_blob,omitempty"` // instead of update.output, when that is large; not kept for a repeated call
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1132,6 +1141,13 @@ func (x *RpcResult) GetError() string {
 func (x *RpcResult) GetErrorKind() string {
 	if x != nil {
 		return x.ErrorKind
+	}
+	return ""
+}
+
+func (x *RpcResult) GetOutputBlob() string {
+	if x != nil {
+		return x.OutputBlob
 	}
 	return ""
 }
@@ -1536,7 +1552,7 @@ const file_perdure_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TaskResult\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x126\n" +
-	"\x06result\x18\x02 \x01(\v2\x1e.perdure.journal.v1.StepResultR\x06result\"\xa0\x02\n" +
+	"\x06result\x18\x02 \x01(\v2\x1e.perdure.journal.v1.StepResultR\x06result\"\xbf\x02\n" +
 	"\aRpcTask\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x17\n" +
 	"\aflow_id\x18\x02 \x01(\tR\x06flowId\x12\x1b\n" +
@@ -1551,13 +1567,17 @@ const file_perdure_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"timeout_us\x18\t \x01(\x03R\ttimeoutUs\x12\x14\n" +
 	"\x05trace\x18\n" +
-	" \x01(\fR\x05trace\"\x88\x01\n" +
+	" \x01(\fR\x05trace\x12\x1d\n" +
+	"\n" +
+	"input_blob\x18\v \x01(\tR\tinputBlob\"\xa9\x01\n" +
 	"\tRpcResult\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x122\n" +
 	"\x06update\x18\x02 \x01(\v2\x1a.perdure.journal.v1.UpdateR\x06update\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12\x1d\n" +
 	"\n" +
-	"error_kind\x18\x04 \x01(\tR\terrorKind\"\x91\x01\n" +
+	"error_kind\x18\x04 \x01(\tR\terrorKind\x12\x1f\n" +
+	"\voutput_blob\x18\x05 \x01(\tR\n" +
+	"outputBlob\"\x91\x01\n" +
 	"\tHeartbeat\x12\x17\n" +
 	"\aflow_id\x18\x01 \x01(\tR\x06flowId\x12\x12\n" +
 	"\x04exec\x18\x02 \x01(\x04R\x04exec\x127\n" +
