@@ -270,3 +270,51 @@ func TestALostFrameEndsAll(t *testing.T) {
 	}
 	r.Stop()
 }
+
+// TestAFollowerTakesOver: who followed the journal while another owned the
+// partition has its tables, and goes on from there.
+func TestAFollowerTakesOver(t *testing.T) {
+	w := newWorld(t)
+	db, err := state.Open("standby", state.Options{FS: w.fs, Manual: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	follower := Follow(Config{Tables: db, Env: env.Env{Clock: w.clock, Rand: &w.rand, FS: w.fs}})
+	follow := func() {
+		if err := w.log.Replay(follower.NextLSN(), follower.Apply); err != nil && !errors.Is(err, journal.ErrMissing) {
+			t.Fatal(err)
+		}
+	}
+	w.clock.us.Store(9_000_000)
+	for i := range 40 {
+		w.propose(start(fmt.Sprint("f", i%4), false))
+		w.propose(publish(fmt.Sprint("f", i%4), "x"))
+		w.commit()
+		if i%3 == 0 && i < 30 {
+			follow()
+		}
+	}
+	behind := follower.NextLSN()
+	w.clock.us.Store(5_000_000) // of the other machine, which is behind
+	m, rec, err := follower.TakeOver(Config{Epoch: w.epoch + 1, Tables: db, Log: w.log, Executor: w, Observer: w,
+		Env: env.Env{Clock: w.clock, Rand: &w.rand, FS: w.fs}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if behind >= w.m.CommittedLSN() || m.CommittedLSN() != w.m.CommittedLSN() {
+		t.Errorf("the follower was at %d, took over at %d; the owner ended at %d", behind, m.CommittedLSN(), w.m.CommittedLSN())
+	}
+	if got, want := hashOf(t, db), hashOf(t, w.db); got != want {
+		t.Errorf("the follower's tables have hash %x, the owner's %x", got, want)
+	}
+	if rec.OpenFlows != 4 || rec.Redispatched != 4 {
+		t.Errorf("taken up: %+v", rec)
+	}
+	if us := m.now(); us < 9_000_000 {
+		t.Errorf("time went back to %d", us)
+	}
+	if _, _, err := Follow(Config{Tables: db, Env: env.Env{Clock: w.clock, Rand: &w.rand, FS: w.fs}}).TakeOver(Config{Tables: db, Log: w.log,
+		Env: env.Env{Clock: w.clock, Rand: &w.rand, FS: w.fs}, Executor: w, Observer: w}); err == nil {
+		t.Error("an owner of epoch 0 took over frames of epoch 1")
+	}
+}

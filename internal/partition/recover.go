@@ -23,32 +23,64 @@ type Recovery struct {
 // since the worker that had it is gone. Drive the machine afterwards to commit
 // those.
 func Open(cfg Config) (*Machine, Recovery, error) {
+	return Follow(cfg).TakeOver(cfg)
+}
+
+// Follower keeps the tables of a partition that another process owns close behind
+// its journal. All methods are for one caller at a time.
+type Follower struct {
+	m   *Machine
+	rec Recovery
+}
+
+// Follow begins where cfg.Tables end. Of cfg only ID, Env, Tables and the bounds
+// are used.
+func Follow(cfg Config) *Follower {
 	cfg.setDefaults()
 	m := &Machine{cfg: cfg, byType: map[string]uint64{}}
 	m.hot.byID = map[string]*hotFlow{}
 	m.committed = cfg.Tables.AppliedLSN()
 	m.nextLSN = m.committed + 1
-	var rec Recovery
+	return &Follower{m: m}
+}
+
+// NextLSN is the first entry that the tables lack.
+func (f *Follower) NextLSN() uint64 { return f.m.nextLSN }
+
+// Apply takes the next frame of the journal; entries that the tables have are
+// passed over. After an error the tables are as far as the frames before.
+func (f *Follower) Apply(frame journal.Frame) error { return f.m.replay(frame, &f.rec) }
+
+// TakeOver makes the follower the owner, whose epoch cfg has: it replays what is
+// left of cfg.Log, and goes on as Open says. The follower is used up. cfg.Tables
+// are those it was made with.
+func (f *Follower) TakeOver(cfg Config) (*Machine, Recovery, error) {
+	cfg.setDefaults()
+	m := f.m
+	m.cfg = cfg
 	from := m.nextLSN
-	if m.committed > 0 && m.committed >= cfg.Log.FirstLSN() {
+	if m.lastUs == 0 && m.committed > 0 && m.committed >= cfg.Log.FirstLSN() {
 		from = m.committed // its time is needed, see replay
 	}
-	if err := cfg.Log.Replay(from, func(f journal.Frame) error { return m.replay(f, &rec) }); err != nil {
-		return nil, rec, fmt.Errorf("partition %d: replay journal: %w", cfg.ID, err)
+	err := cfg.Log.Replay(from, func(frame journal.Frame) error {
+		if frame.Epoch > cfg.Epoch {
+			return fmt.Errorf("frame %d is of epoch %d, newer than this owner's %d", frame.Seq, frame.Epoch, cfg.Epoch)
+		}
+		return f.Apply(frame)
+	})
+	if err != nil {
+		return nil, f.rec, fmt.Errorf("partition %d: replay journal: %w", cfg.ID, err)
 	}
 	m.nextSeq = cfg.Log.NextSeq()
-	if err := m.takeUp(&rec); err != nil {
-		return nil, rec, fmt.Errorf("partition %d: %w", cfg.ID, err)
+	if err := m.takeUp(&f.rec); err != nil {
+		return nil, f.rec, fmt.Errorf("partition %d: %w", cfg.ID, err)
 	}
-	return m, rec, nil
+	return m, f.rec, nil
 }
 
 // replay applies one frame by the way of the living: same Apply, same rows.
 // Effects are dropped; what is not finished is Outstanding afterwards.
 func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
-	if f.Epoch > m.cfg.Epoch {
-		return fmt.Errorf("frame %d is of epoch %d, newer than this owner's %d", f.Seq, f.Epoch, m.cfg.Epoch)
-	}
 	if f.FirstLSN > m.nextLSN {
 		return fmt.Errorf("the journal goes on at entry %d but the tables end at %d: restore the newest snapshot first", f.FirstLSN, m.nextLSN-1)
 	}
