@@ -195,8 +195,18 @@ func TestRunnerOnAFarJournal(t *testing.T) {
 	if _, err := r.Read(ctx, "f1"); !errors.Is(err, ErrLapsed) {
 		t.Errorf("a read with a lapsed lease: %v", err)
 	}
+	// One that changes nothing waits, and one that stops is told.
+	propose("f1")
+	turn(r)
+	if len(answers) > 0 {
+		t.Errorf("a refusal while the lease has lapsed: %v", <-answers)
+	}
 	if err := r.Do(ctx, func(*Machine) { lapsed = false }); err != nil {
 		t.Fatal(err)
+	}
+	var refused *core.Error
+	if err := <-answers; !errors.As(err, &refused) || refused.Code != core.Exists {
+		t.Errorf("the refusal came as %v", err)
 	}
 	// Stop commits what was proposed, also when there is no room at first.
 	log.grow(0)

@@ -25,13 +25,13 @@ var (
 	// ErrLost: the commit failed or the ownership ended. Whether the command
 	// took effect is unknown; ask again with the same request ID.
 	ErrLost = errors.New("partition lost its journal; the outcome is unknown")
-	// ErrLapsed: whether this node still owns the partition is not known just now,
-	// so it does not answer. The command had no effect.
-	ErrLapsed = errors.New("the node's lease has lapsed; ask again")
 	// ErrOverloaded: the queue of proposals is full; nothing was done.
 	ErrOverloaded = errors.New("partition has too many proposals waiting")
 	// ErrStopped: the partition is shutting down; nothing was done.
 	ErrStopped = errors.New("partition is stopped")
+	// ErrLapsed: whether this process still owns the partition is not known just
+	// now, so it does not say what it knows. It matches ErrStopped.
+	ErrLapsed = fmt.Errorf("%w: the lease of this process has lapsed, since the store does not answer; ask again", ErrStopped)
 )
 
 // Executor runs effects. Its methods are called on the partition's goroutine
@@ -138,7 +138,8 @@ type Machine struct {
 	building  *batch
 	inflight  []*batch // oldest first
 	timers    timerHeap
-	err       error // why the ownership ended
+	held      []gate // refusals that wait for the lease
+	err       error  // why the ownership ended
 	stats     Stats
 	byType    map[string]uint64
 }
@@ -198,7 +199,7 @@ func (m *Machine) Propose(p Proposal) {
 		if err != nil {
 			m.stats.Refused++
 		}
-		m.atGate(h.lastLSN, func() { p.answer(out.Reply, err) }, p.Reply)
+		m.refuse(h.lastLSN, gate{run: func() { p.answer(out.Reply, err) }, answer: p.Reply})
 		m.forget(h)
 		return
 	}
@@ -393,6 +394,45 @@ func (m *Machine) View(flowID string, extract func(*wire.Flow), done func(error)
 	m.forget(h)
 }
 
+// maxHeld bounds the refusals that wait for the lease.
+const maxHeld = QueueBound
+
+// refuse answers a command that changes nothing. While the lease has lapsed the
+// answer waits, since it shows what may be old, and the one who proposed must hear
+// of a refusal all the same.
+func (m *Machine) refuse(lsn uint64, g gate) {
+	if lsn > m.committed || m.valid() || len(m.held) >= maxHeld {
+		m.atGate(lsn, g.run, g.answer)
+		return
+	}
+	m.held = append(m.held, g)
+}
+
+// Held reports whether answers wait for the lease: call Revalidate by and by.
+func (m *Machine) Held() bool { return len(m.held) > 0 }
+
+// Revalidate gives the answers that waited, if the lease is valid again.
+func (m *Machine) Revalidate() {
+	if len(m.held) == 0 || !m.valid() {
+		return
+	}
+	held := m.held
+	m.held = nil
+	for i := range held {
+		held[i].run()
+	}
+}
+
+func (m *Machine) dropHeld(err error) {
+	held := m.held
+	m.held = nil
+	for _, g := range held {
+		if g.answer != nil {
+			g.answer(core.Reply{}, err)
+		}
+	}
+}
+
 func (m *Machine) valid() bool { return m.cfg.Valid == nil || m.cfg.Valid() }
 
 // atGate runs fn when lsn is committed; lost is called instead when it never is.
@@ -529,6 +569,7 @@ func (m *Machine) fail(err error) {
 		all = append(all, m.building)
 	}
 	m.inflight, m.building = nil, nil
+	m.dropHeld(m.err)
 	for _, b := range all {
 		for _, g := range b.gates {
 			if g.answer != nil {

@@ -24,6 +24,9 @@ const drainBound = 256
 // up; a journal has fewer frames on their way.
 const acksBound = 64
 
+// leaseLook is how often a lapsed lease is looked at while answers wait for it.
+const leaseLook = 50 * time.Millisecond
+
 // Runner drives a Machine in production: one goroutine applies; the next batch is
 // built while the last ones are on their way. A near journal is appended to on a
 // second goroutine, a far one has its own. Safe for concurrent use.
@@ -261,6 +264,7 @@ func (r *Runner) loop() {
 		case <-r.room: // seal
 		case <-r.wake:
 			r.armed = nil
+			r.m.Revalidate()
 			r.m.Tick()
 			if now := r.m.now(); now >= sweepUs {
 				r.m.PageOut()
@@ -332,6 +336,9 @@ func (r *Runner) arm(sweepUs int64) {
 	if t, ok := r.m.NextTimer(); ok && t < at {
 		at = t
 	}
+	if r.m.Held() {
+		at = min(at, r.m.now()+leaseLook.Microseconds())
+	}
 	if r.armed != nil {
 		if r.armedUs <= at {
 			return
@@ -363,6 +370,8 @@ func (r *Runner) finish() {
 		}
 		r.seal()
 		if r.m.InFlight() == 0 && !r.m.Building() || r.m.Err() != nil {
+			r.m.Revalidate()
+			r.m.dropHeld(ErrLapsed)
 			return
 		}
 		select {
