@@ -10,6 +10,7 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/partition"
+	"github.com/perdure-dev/perdure/internal/state"
 )
 
 // Upkeep of a partition: when the journal has grown or aged, the tables are
@@ -98,7 +99,7 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 	}
 	upTo := p.tables.FlushedLSN()
 	if !inMemory(s.cfg) {
-		m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id))
+		m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id), state.SnapshotOptions{Epoch: p.epoch})
 		if err != nil {
 			return 0, err
 		}

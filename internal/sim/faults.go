@@ -3,6 +3,8 @@ package sim
 import (
 	"context"
 	"fmt"
+
+	"github.com/perdure-dev/perdure/internal/state"
 )
 
 // plan begins the faults that come by themselves.
@@ -192,7 +194,7 @@ func (w *world) flush(n *node) {
 
 // snapshot takes one and trims the journal, as the server does.
 func (w *world) snapshot(n *node, p *part) {
-	m, err := p.tables.Snapshot(context.Background(), n.store, snapshotPrefix(p.id))
+	m, err := p.tables.Snapshot(context.Background(), n.store, snapshotPrefix(p.id), state.SnapshotOptions{Epoch: p.epoch})
 	if n.disk.fired() != nil {
 		return
 	}

@@ -14,13 +14,19 @@ import (
 
 // Layout in the store, below the caller's prefix:
 //
-//	snapshot/<sequence, 16 hex digits>   a manifest, written once
-//	table/<sha256, 64 hex digits>        a table file, by content
+//	snapshot/<epoch>-<sequence>          a manifest, written once
+//	table/<sha256>-<epoch>-<sequence>    a table file, written once: by which
+//	                                     snapshot of which owner
 //
-// A manifest holds the small files itself, so that the only things shared by
-// snapshots are table files, whose content never comes again once deleted.
+// Numbers have 16 hex digits. A manifest holds the small files itself, so that
+// the only things shared by snapshots are table files. No key ever comes again
+// once deleted, which is what docs/adr/0024-snapshots-that-a-zombie-cannot-hurt.md
+// rests on.
+//
+// Format 1 had the keys snapshot/<sequence> and table/<sha256>; both are read,
+// as of epoch 0.
 const (
-	snapshotFormat   = 1
+	snapshotFormat   = 2
 	maxSnapshotFiles = 100_000
 	manifestMagic    = "perdure-snapshot "
 )
@@ -28,9 +34,19 @@ const (
 // Manifest describes one snapshot.
 type Manifest struct {
 	Format     int            `json:"format"`
-	Sequence   uint64         `json:"sequence"`
-	AppliedLSN uint64         `json:"applied_lsn"` // all rows up to here are in; later ones may be
+	Epoch      uint64         `json:"epoch,omitempty"` // the ownership that wrote it; 0 in format 1
+	Sequence   uint64         `json:"sequence"`        // rises with each snapshot; newest is the highest (Epoch, Sequence)
+	AppliedLSN uint64         `json:"applied_lsn"`     // all rows up to here are in; later ones may be
 	Files      []ManifestFile `json:"files"`
+
+	Stats SnapshotStats `json:"-"` // what writing it cost; only Snapshot sets it
+}
+
+// SnapshotStats counts the requests of one snapshot, its pruning included.
+type SnapshotStats struct {
+	Puts, Gets, Lists, Deletes int64
+	PutBytes, GotBytes         int64
+	NewTables, Tables          int // table files uploaded, and in all
 }
 
 // ManifestFile is one file of a snapshot.
@@ -38,7 +54,16 @@ type ManifestFile struct {
 	Name   string `json:"name"`
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
-	Data   []byte `json:"data,omitempty"` // content, unless it is a table file
+	Object string `json:"object,omitempty"` // of a table file: its key below table/; in format 1 the checksum
+	Data   []byte `json:"data,omitempty"`   // content, unless it is a table file
+}
+
+// IsTable reports whether the file's content is an object of its own.
+func (f *ManifestFile) IsTable() bool { return isTable(f.Name) }
+
+// Matches reports whether data is the file's content.
+func (f *ManifestFile) Matches(data []byte) bool {
+	return int64(len(data)) == f.Size && sum(data) == f.SHA256
 }
 
 func isTable(name string) bool { return strings.HasSuffix(name, ".sst") }
@@ -83,11 +108,18 @@ func decodeManifest(data []byte) (Manifest, error) {
 	if _, err := dec.Token(); err != io.EOF {
 		return bad("more behind its end")
 	}
+	if (m.Format == 1) != (m.Epoch == 0) {
+		return bad("format %d with epoch %d", m.Format, m.Epoch)
+	}
 	if m.Format < 1 || len(m.Files) == 0 || len(m.Files) > maxSnapshotFiles {
 		return bad("format %d with %d files", m.Format, len(m.Files))
 	}
 	seen := make(map[string]bool, len(m.Files))
-	for _, f := range m.Files {
+	for i := range m.Files {
+		f := &m.Files[i]
+		if m.Format == 1 && f.IsTable() && f.Object == "" {
+			f.Object = f.SHA256
+		}
 		if err := f.check(); err != nil {
 			return bad("%v", err)
 		}
@@ -109,16 +141,20 @@ func (f *ManifestFile) check() error {
 	switch {
 	case f.Size < 0 || f.Size > blob.MaxObjectSize:
 		return fmt.Errorf("file %s has %d bytes", f.Name, f.Size)
-	case isTable(f.Name) && f.Data != nil:
-		return fmt.Errorf("table file %s is inline", f.Name)
-	case !isTable(f.Name) && !f.matches(f.Data):
+	case !f.IsTable() && f.Object != "":
+		return fmt.Errorf("file %s is inline and an object", f.Name)
+	case !f.IsTable() && !f.Matches(f.Data):
 		return fmt.Errorf("file %s is not as its checksum says", f.Name)
+	case f.IsTable() && f.Data != nil:
+		return fmt.Errorf("table file %s is inline", f.Name)
+	}
+	if !f.IsTable() {
+		return nil
+	}
+	if o, ok := parseTable(f.Object); !ok || o.sum != f.SHA256 {
+		return fmt.Errorf("table file %s has the object %q", f.Name, clip([]byte(f.Object)))
 	}
 	return nil
-}
-
-func (f *ManifestFile) matches(data []byte) bool {
-	return int64(len(data)) == f.Size && sum(data) == f.SHA256
 }
 
 // plainName keeps a manifest from naming a file outside of the folder.

@@ -268,7 +268,7 @@ func TestIndexOfFlowsIsRestoredAndBuilt(t *testing.T) {
 	hash, err := w.d.Hash()
 	must(t, err)
 	store := mem.New(mem.Options{})
-	_, err = w.d.Snapshot(t.Context(), store, "p")
+	_, err = w.d.Snapshot(t.Context(), store, "p", SnapshotOptions{Epoch: 1})
 	must(t, err)
 	fs := vfs.NewMem()
 	_, err = Restore(t.Context(), store, "p", fs, "p")

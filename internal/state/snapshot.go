@@ -1,29 +1,62 @@
 package state
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"path"
-	"strconv"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/perdure-dev/perdure/internal/blob"
 	"github.com/perdure-dev/perdure/internal/env"
 )
 
 const (
-	keepSnapshots = 2
-	putTries      = 3 // of a write whose outcome is unknown
-	maxSnapshots  = 1 << 16
+	uploadsAtOnce = 4
+	uploadBytes   = 2 * tableBytes // of files being uploaded; a larger one goes alone
 )
+
+// ErrNotOwner says that a snapshot was not finished because the partition is
+// another's by now, or may be.
+var ErrNotOwner = errors.New("state: not the owner of the partition")
+
+// SnapshotOptions say for whom a snapshot is written.
+type SnapshotOptions struct {
+	// Epoch is the ownership of the partition, above 0. One DB writes its
+	// snapshots under one epoch, which no other DB has.
+	Epoch uint64
+	// Valid reports whether the partition is this owner's at the moment of the
+	// call: no other can have taken it over before. It may be called from any
+	// goroutine and must not block. Nil where nobody else can own the partition
+	// (a locked directory).
+	Valid func() bool
+}
+
+func (o SnapshotOptions) check() error {
+	if o.Valid != nil && !o.Valid() {
+		return ErrNotOwner
+	}
+	return nil
+}
 
 // snapshotter is what snapshots remember from one to the next.
 type snapshotter struct {
-	mu   sync.Mutex        // one snapshot at a time
+	mu   sync.Mutex        // one snapshot at a time; guards the rest
 	sums map[string]string // checksums of table files by name; they never change
+	seq  uint64            // the last one used, by failed snapshots too
+	last *Manifest         // the newest of ours, or what we began from; nil: not known
+	// objects is what a manifest may name: what last names, and uploads since.
+	objects map[tableFile]string
+	unnamed map[string]bool // objects that the last prune saw and found no name of
+}
+
+// tableFile is a table file by content.
+type tableFile struct {
+	sum  string
+	size int64
 }
 
 func checkpointDir(dir string) string { return dir + ".checkpoint" }
@@ -31,26 +64,43 @@ func checkpointDir(dir string) string { return dir + ".checkpoint" }
 // Snapshot writes the tables to the store below prefix: only table files that
 // are not there yet, then a manifest. What it wrote was read back and compared
 // when it returns, so the journal may be trimmed up to the manifest's
-// AppliedLSN. Of older snapshots one is kept.
+// AppliedLSN. Of older snapshots one is kept; of table files that no kept
+// snapshot names, those that were not named at the snapshot before either are
+// deleted.
 //
-// Only the owner of the partition may write below prefix. Close waits for a
-// running snapshot: end its context first. An error leaves older snapshots as
-// they were; trying again is safe.
-func (d *DB) Snapshot(ctx context.Context, store blob.Store, prefix string) (Manifest, error) {
+// A DB has one store and prefix for its life, and only the owner of the
+// partition calls; a former owner that still does can do no harm, as long as
+// Valid keeps its word, and gets ErrNotOwner. Close waits for a running
+// snapshot: end its context first. An error leaves older snapshots as they
+// were; trying again is safe.
+func (d *DB) Snapshot(ctx context.Context, store blob.Store, prefix string, o SnapshotOptions) (Manifest, error) {
+	if o.Epoch == 0 {
+		return Manifest{}, errors.New("state: a snapshot needs the epoch of its owner")
+	}
 	if !d.gate.enter() {
 		return Manifest{}, ErrClosed
 	}
 	defer d.gate.leave()
 	d.snap.mu.Lock()
 	defer d.snap.mu.Unlock()
-	m, err := d.snapshot(ctx, snapshots{store, prefix})
+	to := newSnapshots(store, prefix)
+	m, err := d.snapshot(ctx, to, o)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("state: snapshot of tables in %q: %w", d.dir, err)
 	}
+	m.Stats.add(to.stats())
 	return m, nil
 }
 
-func (d *DB) snapshot(ctx context.Context, to snapshots) (Manifest, error) {
+func (s *SnapshotStats) add(requests SnapshotStats) {
+	requests.NewTables, requests.Tables = s.NewTables, s.Tables
+	*s = requests
+}
+
+func (d *DB) snapshot(ctx context.Context, to snapshots, o SnapshotOptions) (Manifest, error) {
+	if err := o.check(); err != nil {
+		return Manifest{}, err
+	}
 	if err := d.Flush(); err != nil {
 		return Manifest{}, err
 	}
@@ -63,229 +113,146 @@ func (d *DB) snapshot(ctx context.Context, to snapshots) (Manifest, error) {
 	if err := d.db.Checkpoint(cp); err != nil {
 		return Manifest{}, err
 	}
-	older, err := to.sequences(ctx)
+	there, err := d.survey(ctx, to, o.Epoch)
 	if err != nil {
 		return Manifest{}, err
 	}
-	m := Manifest{Format: snapshotFormat, Sequence: 1, AppliedLSN: lsn}
-	if len(older) > 0 {
-		m.Sequence = older[len(older)-1] + 1
-	}
-	if m.Files, err = d.upload(ctx, to, cp); err != nil {
+	m := Manifest{Format: snapshotFormat, Epoch: o.Epoch, Sequence: d.snap.seq, AppliedLSN: lsn}
+	if err := d.upload(ctx, to, cp, &m); err != nil {
 		return Manifest{}, err
 	}
-	data, err := m.encode()
-	if err != nil {
+	if err := d.publish(ctx, to, &m, o); err != nil {
 		return Manifest{}, err
 	}
-	if err := to.putOnce(ctx, to.manifestKey(m.Sequence), data); err != nil {
-		return Manifest{}, err
-	}
-	if err := to.prune(ctx, append(older, m.Sequence)); err != nil {
+	former := d.snap.last
+	d.remember(&m)
+	// From here on a new owner begins from this manifest or a later one, since
+	// we were the owner after it was written: see prune.
+	if err := d.prune(ctx, to, there, former, o); err != nil {
 		d.log(Error, fmt.Sprintf("old snapshots of tables in %q are left for the next time: %v", d.dir, err))
 	}
 	return m, nil
 }
 
-// upload puts the files of a checkpoint into the store and describes them.
-func (d *DB) upload(ctx context.Context, to snapshots, cp string) ([]ManifestFile, error) {
-	there, err := to.tables(ctx)
-	if err != nil {
-		return nil, err
+// publish writes the manifest.
+func (d *DB) publish(ctx context.Context, to snapshots, m *Manifest, o SnapshotOptions) error {
+	if err := o.check(); err != nil { // a manifest of a former owner is only waste
+		return err
 	}
-	names, err := d.o.FS.List(cp)
-	if err != nil {
-		return nil, err
-	}
-	if len(names) > maxSnapshotFiles {
-		return nil, fmt.Errorf("%d files, at most %d", len(names), maxSnapshotFiles)
-	}
-	sums := map[string]string{}
-	var files []ManifestFile
-	for _, name := range names {
-		f, err := d.uploadFile(ctx, to, d.o.FS.PathJoin(cp, name), there)
-		if err != nil {
-			return nil, err
-		}
-		if f.Name = name; isTable(name) {
-			sums[name] = f.SHA256
-		}
-		files = append(files, f)
-	}
-	d.snap.sums = sums
-	return files, nil
-}
-
-func (d *DB) uploadFile(ctx context.Context, to snapshots, file string, there map[string]int64) (ManifestFile, error) {
-	name := d.o.FS.PathBase(file)
-	info, err := d.o.FS.Stat(file)
-	if err != nil {
-		return ManifestFile{}, err
-	}
-	f := ManifestFile{Size: info.Size(), SHA256: d.snap.sums[name]}
-	if f.Size > blob.MaxObjectSize {
-		return ManifestFile{}, fmt.Errorf("%s has %d bytes, at most %d", name, f.Size, blob.MaxObjectSize)
-	}
-	has := func() bool { size, ok := there[f.SHA256]; return ok && size == f.Size }
-	if f.SHA256 != "" && has() {
-		return f, nil
-	}
-	data, err := readFile(d.o.FS, file)
-	if err != nil {
-		return ManifestFile{}, err
-	}
-	f.Size, f.SHA256 = int64(len(data)), sum(data)
-	if !isTable(name) {
-		f.Data = data
-		return f, nil
-	}
-	if has() {
-		return f, nil
-	}
-	return f, to.putContent(ctx, to.tableKey(f.SHA256), data)
-}
-
-// snapshots is the part of a store that one partition's snapshots are in.
-type snapshots struct {
-	store  blob.Store
-	prefix string
-}
-
-func (s snapshots) manifestKey(seq uint64) string {
-	return path.Join(s.prefix, fmt.Sprintf("snapshot/%016x", seq))
-}
-
-func (s snapshots) tableKey(sum string) string { return path.Join(s.prefix, "table", sum) }
-
-// sequences lists the snapshots there are, oldest first.
-func (s snapshots) sequences(ctx context.Context) ([]uint64, error) {
-	var out []uint64
-	err := s.list(ctx, "snapshot", func(name string, _ int64) error {
-		if seq, err := strconv.ParseUint(name, 16, 64); err == nil && path.Base(s.manifestKey(seq)) == name {
-			out = append(out, seq)
-		}
-		if len(out) > maxSnapshots {
-			return fmt.Errorf("over %d snapshots below %q", maxSnapshots, s.prefix)
-		}
-		return nil
-	})
-	return out, err
-}
-
-// tables lists the table files there are, with their sizes.
-func (s snapshots) tables(ctx context.Context) (map[string]int64, error) {
-	out := map[string]int64{}
-	err := s.list(ctx, "table", func(name string, size int64) error {
-		out[name] = size
-		if len(out) > maxSnapshotFiles*(keepSnapshots+1) {
-			return fmt.Errorf("over %d table files below %q", maxSnapshotFiles*(keepSnapshots+1), s.prefix)
-		}
-		return nil
-	})
-	return out, err
-}
-
-func (s snapshots) list(ctx context.Context, folder string, fn func(name string, size int64) error) error {
-	prefix := path.Join(s.prefix, folder) + "/"
-	for after := ""; ; {
-		infos, err := s.store.List(ctx, prefix, after, blob.MaxList)
-		if err != nil {
-			return err
-		}
-		for _, i := range infos {
-			if err := fn(i.Key[len(prefix):], i.Size); err != nil {
-				return err
-			}
-			after = i.Key
-		}
-		if len(infos) < blob.MaxList {
-			return nil
-		}
-	}
-}
-
-// putContent writes an object whose key is its content's: again does no harm.
-func (s snapshots) putContent(ctx context.Context, key string, data []byte) error {
-	for try := 1; ; try++ {
-		_, err := s.store.Put(ctx, key, data, blob.PutOptions{})
-		if err == nil {
-			return s.compare(ctx, key, data)
-		}
-		if !errors.Is(err, blob.ErrAmbiguous) || try == putTries || ctx.Err() != nil {
-			return err
-		}
-	}
-}
-
-// putOnce writes an object that nobody else may have written.
-func (s snapshots) putOnce(ctx context.Context, key string, data []byte) error {
-	for try := 1; ; try++ {
-		_, err := s.store.Put(ctx, key, data, blob.PutOptions{IfNoneMatch: true})
-		switch {
-		case err == nil, errors.Is(err, blob.ErrPrecondition):
-			return s.compare(ctx, key, data) // ours, if an answer before was lost
-		case !errors.Is(err, blob.ErrAmbiguous), try == putTries, ctx.Err() != nil:
-			return err
-		}
-	}
-}
-
-// compare reads back what was written.
-func (s snapshots) compare(ctx context.Context, key string, data []byte) error {
-	o, err := s.store.Get(ctx, key)
-	if err != nil {
-		return fmt.Errorf("read back: %w", err)
-	}
-	if !bytes.Equal(o.Data, data) {
-		return fmt.Errorf("read back %s: %d bytes differ from the %d written; is there another writer?", key, len(o.Data), len(data))
-	}
-	return nil
-}
-
-// prune removes all but the newest snapshots, and then the table files that
-// these do not name. A manifest that cannot be read keeps all files.
-func (s snapshots) prune(ctx context.Context, seqs []uint64) error {
-	cut := max(0, len(seqs)-keepSnapshots)
-	named := map[string]bool{}
-	for _, seq := range seqs[cut:] {
-		m, err := s.manifest(ctx, seq)
-		if err != nil {
-			return err
-		}
-		for _, f := range m.Files {
-			named[f.SHA256] = true
-		}
-	}
-	for _, seq := range seqs[:cut] {
-		if err := s.store.Delete(ctx, s.manifestKey(seq), blob.DeleteOptions{}); err != nil {
-			return err
-		}
-	}
-	there, err := s.tables(ctx)
+	data, err := m.encode()
 	if err != nil {
 		return err
 	}
-	for name := range there {
-		if named[name] {
-			continue
-		}
-		if err := s.store.Delete(ctx, s.tableKey(name), blob.DeleteOptions{}); err != nil {
-			return err
-		}
+	if err := to.putOnce(ctx, ManifestKey(to.prefix, m.id()), data); err != nil {
+		return err
 	}
-	return nil
+	return o.check() // else a successor may have begun without it
 }
 
-func (s snapshots) manifest(ctx context.Context, seq uint64) (Manifest, error) {
-	o, err := s.store.Get(ctx, s.manifestKey(seq))
+// remember makes m what the next snapshot begins from.
+func (d *DB) remember(m *Manifest) {
+	d.snap.last, d.snap.objects = m, map[tableFile]string{}
+	for _, f := range m.Files {
+		if f.IsTable() {
+			d.snap.objects[tableFile{f.SHA256, f.Size}] = f.Object
+		}
+	}
+}
+
+// upload puts the files of a checkpoint into the store and describes them in m.
+func (d *DB) upload(ctx context.Context, to snapshots, cp string, m *Manifest) error {
+	names, err := d.o.FS.List(cp)
 	if err != nil {
-		return Manifest{}, err
+		return err
 	}
-	m, err := decodeManifest(o.Data)
-	if err == nil && m.Sequence != seq {
-		err = fmt.Errorf("%w: snapshot %d is under the key of %d", ErrDamaged, m.Sequence, seq)
+	if len(names) > maxSnapshotFiles {
+		return fmt.Errorf("%d files, at most %d", len(names), maxSnapshotFiles)
 	}
-	return m, err
+	m.Files = make([]ManifestFile, len(names))
+	uploaded := make([]bool, len(names))
+	room := semaphore.NewWeighted(uploadBytes)
+	err = d.each(ctx, len(names), func(ctx context.Context, i int) (err error) {
+		m.Files[i], uploaded[i], err = d.uploadFile(ctx, to, d.o.FS.PathJoin(cp, names[i]), m.id(), room)
+		return err
+	})
+	sums := map[string]string{}
+	for i, f := range m.Files {
+		if !f.IsTable() || f.Object == "" {
+			continue
+		}
+		sums[f.Name] = f.SHA256
+		m.Stats.Tables++
+		if uploaded[i] {
+			m.Stats.NewTables++
+			d.snap.objects[tableFile{f.SHA256, f.Size}] = f.Object // for the next try, if this one fails
+		}
+	}
+	if err == nil {
+		d.snap.sums = sums
+	}
+	return err
+}
+
+// uploadFile gives the manifest's line of a file. A table file that is not in
+// the store yet is put there; room bounds the bytes held for that. Calls run at
+// the same time: it changes nothing of d.
+func (d *DB) uploadFile(ctx context.Context, to snapshots, file string, by SnapshotID, room *semaphore.Weighted) (f ManifestFile, uploaded bool, err error) {
+	f.Name = d.o.FS.PathBase(file)
+	info, err := d.o.FS.Stat(file)
+	if err != nil {
+		return f, false, err
+	}
+	f.Size, f.SHA256 = info.Size(), d.snap.sums[f.Name]
+	if f.Size > blob.MaxObjectSize {
+		return f, false, fmt.Errorf("%s has %d bytes, at most %d", f.Name, f.Size, blob.MaxObjectSize)
+	}
+	if f.Object = d.snap.objects[tableFile{f.SHA256, f.Size}]; f.Object != "" {
+		return f, false, nil
+	}
+	weight := min(f.Size, uploadBytes)
+	if err := room.Acquire(ctx, weight); err != nil {
+		return f, false, err
+	}
+	defer room.Release(weight)
+	data, err := readFile(d.o.FS, file)
+	if err != nil {
+		return f, false, err
+	}
+	f.Size, f.SHA256 = int64(len(data)), sum(data)
+	if !f.IsTable() {
+		f.Data = data
+		return f, false, nil
+	}
+	if f.Object = d.snap.objects[tableFile{f.SHA256, f.Size}]; f.Object != "" {
+		return f, false, nil // the first snapshot of this life knows no checksums
+	}
+	f.Object = tableObject{f.SHA256, by}.String()
+	err = to.putOnce(ctx, TableKey(to.prefix, f), data)
+	return f, err == nil, err
+}
+
+// each calls fn for 0 to n-1, a few at once; of a manual DB one after another on
+// this goroutine. The first error ends it.
+func (d *DB) each(ctx context.Context, n int, fn func(context.Context, int) error) error {
+	if d.o.Manual {
+		for i := range n {
+			if err := fn(ctx, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(uploadsAtOnce)
+	for i := range n {
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return fn(ctx, i)
+		})
+	}
+	return g.Wait()
 }
 
 func readFile(fs env.FS, name string) (data []byte, err error) {

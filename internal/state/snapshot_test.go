@@ -65,7 +65,7 @@ func TestSnapshotsUploadOnlyWhatIsNew(t *testing.T) {
 	for i := range uint64(6) {
 		fill(t, d, s, model, i*40+1, i*40+40)
 		puts = nil
-		m, err := d.Snapshot(t.Context(), store, "p")
+		m, err := d.Snapshot(t.Context(), store, "p", SnapshotOptions{Epoch: 1})
 		must(t, err)
 		if m.AppliedLSN != i*40+40 {
 			t.Errorf("snapshot at LSN %d, want %d", m.AppliedLSN, i*40+40)
@@ -85,19 +85,20 @@ func TestSnapshotsUploadOnlyWhatIsNew(t *testing.T) {
 		if hash, lsn, _ := restored(t, store); hash != want || lsn != m.AppliedLSN {
 			t.Errorf("restored hash %x at %d, want %x at %d", hash, lsn, want, m.AppliedLSN)
 		}
-		if got := objects(t, store, "snapshot"); len(got) != min(int(i)+1, keepSnapshots) {
+		if got := objects(t, store, "snapshot"); len(got) != min(int(i)+1, 2) {
 			t.Errorf("after snapshot %d there are %v", i, got)
 		}
 	}
-	// Compaction replaces all tables; two snapshots later the old ones are gone.
+	// Compaction replaces all tables; three snapshots later the old ones are gone:
+	// two until no snapshot names them, and one of grace.
 	must(t, d.Compact(t.Context()))
 	var named []string
-	for range keepSnapshots {
-		m, err := d.Snapshot(t.Context(), store, "p")
+	for range 4 {
+		m, err := d.Snapshot(t.Context(), store, "p", SnapshotOptions{Epoch: 1})
 		must(t, err)
 		for _, f := range m.Files {
-			if isTable(f.Name) && !slices.Contains(named, "p/table/"+f.SHA256) {
-				named = append(named, "p/table/"+f.SHA256)
+			if isTable(f.Name) && !slices.Contains(named, "p/table/"+f.Object) {
+				named = append(named, "p/table/"+f.Object)
 			}
 		}
 	}
@@ -117,14 +118,14 @@ func TestRestoreFallsBackOnDamageOnly(t *testing.T) {
 		store = mem.New(mem.Options{})
 		d := openMem(t, vfs.NewMem(), Options{Manual: true})
 		write(t, d, 1, func(b *Batch) { b.PutFlow(flow("a", true, 100)) })
-		first, err := d.Snapshot(ctx, store, "p")
+		first, err := d.Snapshot(ctx, store, "p", SnapshotOptions{Epoch: 1})
 		must(t, err)
 		write(t, d, 2, func(b *Batch) { b.PutFlow(flow("b", true, 100)) })
-		newest, err = d.Snapshot(ctx, store, "p")
+		newest, err = d.Snapshot(ctx, store, "p", SnapshotOptions{Epoch: 1})
 		must(t, err)
 		for _, f := range newest.Files {
 			if isTable(f.Name) && !slices.ContainsFunc(first.Files, func(g ManifestFile) bool { return g.SHA256 == f.SHA256 }) {
-				own = "p/table/" + f.SHA256
+				own = "p/table/" + f.Object
 			}
 		}
 		return store, newest, own
@@ -133,12 +134,14 @@ func TestRestoreFallsBackOnDamageOnly(t *testing.T) {
 		_, err := s.Put(ctx, key, []byte(data), blob.PutOptions{})
 		must(t, err)
 	}
-	manifest := "p/snapshot/0000000000000002"
+	manifest := "p/snapshot/0000000000000001-0000000000000002"
 	for name, hurt := range map[string]func(t *testing.T, s blob.Store, own string){
-		"table gone":        func(t *testing.T, s blob.Store, own string) { must(t, s.Delete(ctx, own, blob.DeleteOptions{})) },
-		"table changed":     func(t *testing.T, s blob.Store, own string) { put(t, s, own, "junk") },
-		"manifest changed":  func(t *testing.T, s blob.Store, _ string) { put(t, s, manifest, "junk") },
-		"manifest misnamed": func(t *testing.T, s blob.Store, _ string) { copyObject(t, s, "p/snapshot/0000000000000001", manifest) },
+		"table gone":       func(t *testing.T, s blob.Store, own string) { must(t, s.Delete(ctx, own, blob.DeleteOptions{})) },
+		"table changed":    func(t *testing.T, s blob.Store, own string) { put(t, s, own, "junk") },
+		"manifest changed": func(t *testing.T, s blob.Store, _ string) { put(t, s, manifest, "junk") },
+		"manifest misnamed": func(t *testing.T, s blob.Store, _ string) {
+			copyObject(t, s, "p/snapshot/0000000000000001-0000000000000001", manifest)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, _, own := setup(t)
@@ -148,7 +151,7 @@ func TestRestoreFallsBackOnDamageOnly(t *testing.T) {
 				t.Errorf("restored snapshot %d at LSN %d", m.Sequence, lsn)
 			}
 			// With the older one broken as well it is an error that says so.
-			must(t, store.Delete(ctx, "p/snapshot/0000000000000001", blob.DeleteOptions{}))
+			must(t, store.Delete(ctx, "p/snapshot/0000000000000001-0000000000000001", blob.DeleteOptions{}))
 			_, err := Restore(ctx, store, "p", vfs.NewMem(), "p")
 			if err == nil || !strings.Contains(err.Error(), "no snapshot below \"p\" is whole") {
 				t.Errorf("error %v", err)
@@ -210,7 +213,7 @@ func TestSnapshotUnderFaults(t *testing.T) {
 				if r.IntN(10) == 0 {
 					must(t, d.Compact(context.Background()))
 				}
-				m, err := d.Snapshot(t.Context(), store, "p")
+				m, err := d.Snapshot(t.Context(), store, "p", SnapshotOptions{Epoch: 1})
 				for len(late) > 0 && r.IntN(2) == 0 {
 					k := r.IntN(len(late))
 					late[k]()
@@ -237,6 +240,103 @@ func TestSnapshotUnderFaults(t *testing.T) {
 	}
 }
 
+// TestRestoreReadsFormat1: a store of before epochs in keys restores, and the
+// next snapshot goes on from it without writing its tables again.
+func TestRestoreReadsFormat1(t *testing.T) {
+	store := mem.New(mem.Options{Immutable: func(string) bool { return true }})
+	fs := vfs.NewMem()
+	d := openMem(t, fs, Options{Manual: true})
+	var old Manifest
+	for lsn := range uint64(3) {
+		write(t, d, lsn+1, func(b *Batch) { b.PutFlow(flow(fmt.Sprint(lsn), true, 100)) })
+		var err error
+		old, err = snapshotByContent(t.Context(), d, store, SnapshotOptions{})
+		must(t, err)
+	}
+	if _, lsn, m := restored(t, store); lsn != 3 || m.Format != 1 || m.Sequence != 3 {
+		t.Fatalf("restored snapshot %v of format %d at LSN %d", m.id(), m.Format, lsn)
+	}
+	must(t, d.Close())
+	d = openMem(t, fs, Options{Manual: true})
+	for i := range 5 {
+		m, err := d.Snapshot(t.Context(), store, "p", SnapshotOptions{Epoch: 9})
+		must(t, err)
+		if m.Format != 2 || m.Sequence != old.Sequence+1+uint64(i) || m.Stats.NewTables != 0 || m.Stats.Tables != 3 || m.Stats.Puts != 1 {
+			t.Errorf("snapshot %d: %v of format %d, %+v", i, m.id(), m.Format, m.Stats)
+		}
+		if _, lsn, got := restored(t, store); lsn != 3 || got.id() != m.id() {
+			t.Errorf("restored snapshot %v at LSN %d", got.id(), lsn)
+		}
+	}
+	if got := objects(t, store, "snapshot"); len(got) != 2 {
+		t.Errorf("snapshots that are left: %v", got)
+	}
+	if got := objects(t, store, "table"); len(got) != 3 {
+		t.Errorf("tables that are left: %v", got)
+	}
+}
+
+// TestRestoreBesidePrune: the owner deletes the snapshot being restored.
+func TestRestoreBesidePrune(t *testing.T) {
+	store, ctx := mem.New(mem.Options{}), t.Context()
+	d := openMem(t, vfs.NewMem(), Options{Manual: true})
+	lsn := uint64(0)
+	take := func() {
+		lsn++
+		write(t, d, lsn, func(b *Batch) { b.PutFlow(flow("a", true, 100)) })
+		must(t, d.Compact(ctx))
+		_, err := d.Snapshot(ctx, store, "p", SnapshotOptions{Epoch: 1})
+		must(t, err)
+	}
+	take()
+	gets, busy := 0, false
+	racing := blob.NewFaulty(store, func(op blob.Op) blob.Fault {
+		if op.Kind == blob.KindGet && !busy && gets < 2 {
+			gets, busy = gets+1, true
+			for range 4 {
+				take()
+			}
+			busy = false
+		}
+		return blob.Fault{}
+	}, blob.FaultHooks{})
+	m, err := Restore(ctx, racing, "p", vfs.NewMem(), "p")
+	if err != nil || m.AppliedLSN != lsn || gets != 2 {
+		t.Errorf("restored up to %d of %d, %v (%d times raced)", m.AppliedLSN, lsn, err, gets)
+	}
+}
+
+func TestKeysOfSnapshotsAreParsed(t *testing.T) {
+	sha := sum(nil)
+	for name, want := range map[string]string{
+		"snapshot/0000000000000002":                  "manifest 0 2",
+		"snapshot/000000000000000a-0000000000000002": "manifest 10 2",
+		"snapshot/000000000000000A-0000000000000002": "",
+		"snapshot/0000000000000000-0000000000000002": "",
+		"snapshot/a-2": "",
+		"snapshot/":    "",
+		"table/" + sha: "table 0 0",
+		"table/" + sha + "-000000000000000a-0000000000000002": "table 10 2",
+		"table/" + sha + "-0000000000000002":                  "",
+		"table/" + sha + "000000000000000a-0000000000000002":  "",
+		"table/" + sha[1:]:                                      "",
+		"table/" + strings.ToUpper(sha):                         "",
+		"table/" + sha + "-000000000000000a-0000000000000002/x": "",
+		"other": "",
+	} {
+		got := ""
+		switch id, manifest, table := SnapshotKey("p000/snapshot", "p000/snapshot/"+name); {
+		case manifest:
+			got = fmt.Sprint("manifest ", id.Epoch, id.Sequence)
+		case table:
+			got = fmt.Sprint("table ", id.Epoch, id.Sequence)
+		}
+		if got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
 // breaking writes other bytes than it was given under keys of one folder.
 type breaking struct {
 	blob.Store
@@ -254,7 +354,7 @@ func TestSnapshotReadsBackWhatItWrote(t *testing.T) {
 	for _, folder := range []string{"/table/", "/snapshot/"} {
 		d := openMem(t, vfs.NewMem(), Options{})
 		write(t, d, 1, func(b *Batch) { b.PutFlow(flow("f", true, 100)) })
-		_, err := d.Snapshot(t.Context(), breaking{mem.New(mem.Options{}), folder}, "p")
+		_, err := d.Snapshot(t.Context(), breaking{mem.New(mem.Options{}), folder}, "p", SnapshotOptions{Epoch: 1})
 		if err == nil || !strings.Contains(err.Error(), "read back") {
 			t.Errorf("%s: error %v", folder, err)
 		}
@@ -273,6 +373,15 @@ func FuzzManifest(f *testing.F) {
 	}
 	_, body, _ := strings.Cut(string(data), "\n")
 	f.Add(body)
+	newer := good
+	newer.Format, newer.Epoch, newer.Files = 2, 7, slices.Clone(good.Files)
+	newer.Files[0].Object = tableObject{sum([]byte("x")), SnapshotID{6, 2}}.String()
+	if data, err = newer.encode(); err != nil {
+		f.Fatal(err)
+	}
+	_, newBody, _ := strings.Cut(string(data), "\n")
+	f.Add(newBody)
+	f.Add(strings.Replace(newBody, "-0000000000000006", "-6", 1))
 	f.Add(strings.Replace(body, "000004.sst", "../4.sst", 1))
 	f.Add(strings.Replace(body, `"format":1`, `"format":2`, 1))
 	f.Fuzz(func(t *testing.T, body string) {
