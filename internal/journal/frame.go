@@ -12,6 +12,8 @@ const (
 	MaxFrameSize = 64 << 20
 	// MaxBodySize is the largest Frame.Body.
 	MaxBodySize = MaxFrameSize - frameHeaderSize
+	// MinFrameSize is the size of an encoded frame without a body.
+	MinFrameSize = frameHeaderSize
 	// DefaultCompressAbove is the body size from which AppendFrame tries to
 	// compress: below it the CPU costs more than the bytes.
 	DefaultCompressAbove = 16 << 10
@@ -42,6 +44,12 @@ type Frame struct {
 // larger than MaxBodySize (Log.Append returns ErrTooLarge instead).
 func AppendFrame(dst []byte, f Frame) []byte {
 	return appendFrame(dst, f, DefaultCompressAbove)
+}
+
+// AppendFrameAbove is AppendFrame with the body size from which it tries to
+// compress; below 0 means never.
+func AppendFrameAbove(dst []byte, f Frame, compressAbove int) []byte {
+	return appendFrame(dst, f, compressAbove)
 }
 
 // appendFrame is AppendFrame with its own threshold; below 0 means never

@@ -1,0 +1,5 @@
+//go:build plant_ack_early
+
+package objectlog
+
+const plantAckEarly = true

@@ -1,0 +1,6 @@
+//go:build plant_reuse_epoch
+
+package objectlog
+
+// PlantReuseEpoch is on.
+const PlantReuseEpoch = true

@@ -1,0 +1,5 @@
+//go:build plant_skip_seal
+
+package objectlog
+
+const plantSkipSeal = true

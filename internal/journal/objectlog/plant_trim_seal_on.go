@@ -1,0 +1,5 @@
+//go:build plant_trim_seal
+
+package objectlog
+
+const plantTrimSeal = true
