@@ -60,6 +60,26 @@ func (c *Client) storeLarge(ctx context.Context, flowID string, attrs []*wire.At
 	return nil
 }
 
+// storePayloads moves large messages for a flow into blobs.
+func (c *Client) storePayloads(ctx context.Context, flowID string, reqs ...*wire.PublishRequest) error {
+	for _, w := range reqs {
+		for i, p := range w.Payloads {
+			if len(p) <= maxInline {
+				continue
+			}
+			ref, err := c.putBlob(ctx, flowID, p)
+			if err != nil {
+				return err
+			}
+			if w.Blobs == nil {
+				w.Blobs = make([]string, len(w.Payloads))
+			}
+			w.Payloads[i], w.Blobs[i] = nil, ref.Blob
+		}
+	}
+	return nil
+}
+
 // fetchLarge fills in values that are in blobs.
 func (c *Client) fetchLarge(ctx context.Context, flowID string, attrs []*wire.Attribute) error {
 	for _, a := range attrs {
@@ -128,6 +148,27 @@ func (c *Client) getBlob(ctx context.Context, ref *wire.BlobRef) ([]byte, error)
 		}
 	})
 	return v, err
+}
+
+// takeBlob reads a blob that was made for this call only.
+func (c *Client) takeBlob(ctx context.Context, ref *wire.BlobRef) ([]byte, error) {
+	v, err := c.getBlob(ctx, ref)
+	if err == nil {
+		c.dropBlob(ctx, ref)
+	}
+	return v, err
+}
+
+// dropBlob deletes a blob of a call that is over. What it leaves behind, and all
+// when ctx has ended, the server collects later.
+func (c *Client) dropBlob(ctx context.Context, ref *wire.BlobRef) {
+	if ctx.Err() != nil {
+		return
+	}
+	_ = c.transfer(ctx, func(ctx context.Context, api wire.BlobsClient) error {
+		_, err := api.Drop(ctx, ref)
+		return err
+	})
 }
 
 // transfer moves one blob, again when the connection broke. It ends with the

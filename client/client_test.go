@@ -418,9 +418,6 @@ func TestLargeValues(t *testing.T) {
 	if _, err := c.Attributes(ctx, "f"); err == nil || err.Error() != "moving a large value: flow f has no blob b1" {
 		t.Errorf("a lost blob: %v", err)
 	}
-	if _, err := c.Publish(ctx, "f", "c", PublishOptions{}, json.RawMessage(big)); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("a large message: %v", err)
-	}
 	if err := c.SetAttributes(ctx, "f", Attribute{Name: "bad", Value: []byte("{")}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("no JSON: %v", err)
 	}

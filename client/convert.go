@@ -102,7 +102,7 @@ func fromEvent(e *wire.Event) *Event {
 func fromMessages(in []*wire.Message) []Message {
 	out := make([]Message, len(in))
 	for i, m := range in {
-		out[i] = Message{m.Id, raw(m.Payload), at(m.AtUs)}
+		out[i] = Message{m.Id, raw(m.Payload), at(m.AtUs), m.Size}
 	}
 	return out
 }

@@ -160,6 +160,13 @@ func (f *fake) Put(put grpc.ClientStreamingServer[wire.Chunk, wire.BlobRef]) err
 	return put.SendAndClose(&wire.BlobRef{FlowId: first.FlowId, Blob: "b1", Size: uint64(len(v))})
 }
 
+func (f *fake) Drop(_ context.Context, ref *wire.BlobRef) (*wire.Done, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.blobs, ref.FlowId+"/"+ref.Blob)
+	return &wire.Done{}, nil
+}
+
 func (f *fake) Get(ref *wire.BlobRef, get grpc.ServerStreamingServer[wire.Chunk]) error {
 	f.mu.Lock()
 	v, ok := f.blobs[ref.FlowId+"/"+ref.Blob]

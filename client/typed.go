@@ -41,6 +41,9 @@ func Start(ctx context.Context, c *Client, f *flow.Flow, id string, first flow.N
 	if err := c.storeLarge(ctx, id, w.Attributes); err != nil {
 		return Started{}, err
 	}
+	if err := c.storePayloads(ctx, id, w.Publish...); err != nil {
+		return Started{}, err
+	}
 	st, err := c.start(ctx, w)
 	st.Created = st.Created || err == nil && own && rec.Reuse != wire.StartFlow_ATTACH
 	return st, err

@@ -204,8 +204,9 @@ type ChannelInfo struct {
 // Message waits in a channel.
 type Message struct {
 	ID      string          `json:"id"`
-	Payload json.RawMessage `json:"payload"`
+	Payload json.RawMessage `json:"payload"` // nil when it is too large to be listed
 	At      time.Time       `json:"at"`
+	Size    uint64          `json:"size,omitempty"` // bytes of a payload that is too large to be listed
 }
 
 // Event is one line of a flow's log.

@@ -111,7 +111,7 @@ func (c *Client) startRequest(ctx context.Context, r *StartRequest) (*wire.Start
 		}
 		w.Publish = append(w.Publish, &wire.PublishRequest{Channel: p.Channel, Payloads: payloads})
 	}
-	return w, nil
+	return w, c.storePayloads(ctx, r.ID, w.Publish...)
 }
 
 // storeInput moves a large input into a blob.
@@ -272,6 +272,9 @@ func (c *Client) Publish(ctx context.Context, id, channel string, o PublishOptio
 	if w.Payloads, err = encodePayloads(channel, payloads); err != nil {
 		return nil, err
 	}
+	if err := c.storePayloads(ctx, id, w); err != nil {
+		return nil, err
+	}
 	a, err := c.do(ctx, &wire.Call{Verb: &wire.Call_Publish{Publish: w}}, keyed)
 	if err != nil {
 		return nil, err
@@ -295,9 +298,6 @@ func encodePayloads(channel string, payloads []any) ([][]byte, error) {
 		}
 		if b == nil {
 			b = []byte("null")
-		}
-		if err := inline("a message", b); err != nil {
-			return nil, err
 		}
 		out[i] = b
 	}
@@ -340,12 +340,10 @@ type RPCOptions struct {
 }
 
 // RPC calls a handler on the state of a flow, and gives its output. A handler
-// that refuses gives ErrHandler.
+// that refuses gives ErrHandler. Large inputs and outputs go by blobs that are
+// dropped behind the call.
 func (c *Client) RPC(ctx context.Context, id, name string, input any, o RPCOptions) (json.RawMessage, error) {
 	in, err := encode("the input", input)
-	if err == nil {
-		err = inline("the input", in)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -359,6 +357,14 @@ func (c *Client) RPC(ctx context.Context, id, name string, input any, o RPCOptio
 	} else if o.RequestID == "" {
 		k.req.RequestId = c.requestID()
 	}
+	if len(in) > maxInline {
+		ref, err := c.putBlob(ctx, id, in)
+		if err != nil {
+			return nil, err
+		}
+		defer c.dropBlob(ctx, ref)
+		k.req.Input, k.req.InputBlob = nil, ref.Blob
+	}
 	a, err := c.do(ctx, &k.call, m)
 	if err != nil {
 		return nil, err
@@ -366,6 +372,9 @@ func (c *Client) RPC(ctx context.Context, id, name string, input any, o RPCOptio
 	re, err := reply(a, a.GetRpc())
 	if err != nil {
 		return nil, err
+	}
+	if re.OutputBlob != "" {
+		return c.takeBlob(ctx, &wire.BlobRef{FlowId: id, Blob: re.OutputBlob})
 	}
 	return raw(re.Output), nil
 }

@@ -22,6 +22,7 @@
 //	pipeline    steps that do not wait for the disk
 //	queue       work off a channel, and end when it is empty
 //	payment     do something outside once, although the step runs twice
+//	documents   messages, inputs and outputs of megabytes
 //
 // A program runs the same definitions with flow.NewWorker, and starts them with
 // package client.

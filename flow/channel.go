@@ -115,8 +115,8 @@ func (c Channel[T]) message(w *handling, v T) *wire.Publish {
 		w.w.fail(fmt.Errorf("a message of channel %q: %w", c.name, err))
 		return nil
 	}
-	if most := w.host.MaxPayload(); uint64(len(b)) > most {
-		w.w.fail(&SizeError{What: fmt.Sprintf("a message of channel %q", c.name), Bytes: uint64(len(b)), Most: most})
+	if len(b) > MaxValue {
+		w.w.fail(&SizeError{What: fmt.Sprintf("a message of channel %q", c.name), Bytes: uint64(len(b)), Most: MaxValue})
 		return nil
 	}
 	return &wire.Publish{Channel: c.name, Payload: b}

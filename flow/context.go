@@ -36,7 +36,7 @@ type handling struct {
 	host          Host
 	flowID, runID string
 	attrs         []*wire.Attribute // as of the start; never changed
-	fetched       map[string][]byte // large values that were read
+	fetched       map[string][]byte // large values that were read: "attribute name", or a message's ID
 	w             *writes
 }
 
@@ -73,17 +73,14 @@ func (h *handling) attribute(declared, name string) ([]byte, error) {
 	if len(a.Value) > 0 || a.Size == 0 && a.Blob == "" {
 		return a.Value, nil
 	}
-	if b, ok := h.fetched[name]; ok {
+	if b, ok := h.fetched["attribute "+name]; ok {
 		return b, nil
 	}
 	b, err := h.fetch(a)
 	if err != nil {
 		return nil, fmt.Errorf("flow: attribute %q of %d bytes cannot be read: %w", name, a.Size, err)
 	}
-	if h.fetched == nil {
-		h.fetched = map[string][]byte{}
-	}
-	h.fetched[name] = b
+	h.keepFetched("attribute "+name, b)
 	return b, nil
 }
 
@@ -217,7 +214,11 @@ func (c *Context) messages(channel string, fn func([]byte) error) error {
 		n := min(int(s.Messages), len(c.task.Messages)-at)
 		if i < len(c.task.ConditionNames) && c.task.ConditionNames[i] == channel {
 			for _, m := range c.task.Messages[at : at+n] {
-				if err := fn(m.Payload); err != nil {
+				b, err := c.payload(m)
+				if err == nil {
+					err = fn(b)
+				}
+				if err != nil {
 					return err
 				}
 			}

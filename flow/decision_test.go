@@ -92,8 +92,8 @@ func TestRefusedDecisionsAndWrites(t *testing.T) {
 			flow.NewChannel[int]("other").Publish(ctx, 1)
 			return flow.DeadEnd()
 		}},
-		{"large message", "at most 1024", func(ctx *flow.Context) flow.Decision {
-			inbox.At(1).Publish(ctx, strings.Repeat("x", 2000))
+		{"too large a message", "at most 67108864", func(ctx *flow.Context) flow.Decision {
+			inbox.At(1).Publish(ctx, strings.Repeat("x", flow.MaxValue))
 			return flow.DeadEnd()
 		}},
 		{"message to nobody", "flow ID is empty", func(ctx *flow.Context) flow.Decision {

@@ -50,14 +50,14 @@ func (r *remote) Now() time.Time { return time.Now() }
 func (r *remote) Logger() *slog.Logger { return r.log }
 
 // PutBlob implements Host.
-func (r *remote) PutBlob(ctx context.Context, flowID string, data []byte) (string, error) {
+func (r *remote) PutBlob(ctx context.Context, flowID, from string, data []byte) (string, error) {
 	ctx, cancel := context.WithCancel(r.credentials(ctx))
 	defer cancel()
 	stream, err := wire.NewBlobsClient(r.conn).Put(ctx)
 	if err != nil {
 		return "", err
 	}
-	c := &wire.Chunk{FlowId: flowID}
+	c := &wire.Chunk{FlowId: flowID, FromFlowId: from}
 	for len(data) > 0 {
 		n := min(len(data), chunkBytes)
 		c.Data, data = data[:n], data[n:]

@@ -23,8 +23,9 @@ type Host interface {
 	Heartbeat(t *wire.Task, checkpoint []byte)
 	// Output shows text; it may block until ctx ends.
 	Output(ctx context.Context, t *wire.Task, text string) error
-	// PutBlob stores a large value and gives its name.
-	PutBlob(ctx context.Context, flowID string, data []byte) (string, error)
+	// PutBlob stores a large value of a flow and gives its name. from is the flow
+	// that carries it there, if it is another one.
+	PutBlob(ctx context.Context, flowID, from string, data []byte) (string, error)
 	// GetBlob reads one.
 	GetBlob(ctx context.Context, flowID, blob string) ([]byte, error)
 	// Attribute reads one attribute as it is now: its value, or the blob that has
@@ -197,6 +198,9 @@ func (s *StepCall) runWaitFor(in []byte) (*wire.StepResult, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.c.moveChildren(wait); err != nil {
+		return nil, err
+	}
 	res := &wire.StepResult{Wait: wait, Locals: s.c.locals}
 	return res, s.collect(res)
 }
@@ -312,6 +316,8 @@ type RPCCall struct {
 	life lifetime
 	w    writes
 	t    *wire.RpcTask
+
+	outputBlob string // of a large output
 }
 
 // RPC prepares a call. base ends its context, too.
@@ -339,7 +345,7 @@ func (c *RPCCall) Run() *wire.RpcResult {
 	if err != nil {
 		return &wire.RpcResult{Call: c.t.Call, Error: errorText(err), ErrorKind: kindOf(err)}
 	}
-	return &wire.RpcResult{Call: c.t.Call, Update: u}
+	return &wire.RpcResult{Call: c.t.Call, Update: u, OutputBlob: c.outputBlob}
 }
 
 func (c *RPCCall) run() (*wire.Update, error) {
@@ -361,8 +367,8 @@ func (c *RPCCall) run() (*wire.Update, error) {
 	if err := c.w.check(); err != nil {
 		return nil, err
 	}
-	if most := c.h.host.MaxPayload(); uint64(len(out)) > most {
-		return nil, &SizeError{What: fmt.Sprintf("the output of RPC %q", c.t.Name), Bytes: uint64(len(out)), Most: most}
+	if err := c.h.move(c.h.flowID, &out, &c.outputBlob, "the output of RPC", c.t.Name); err != nil {
+		return nil, err
 	}
 	u := &wire.Update{Name: c.t.Name, Output: out}
 	if def.update == nil {
@@ -381,8 +387,14 @@ func (c *RPCCall) call(def *rpcDef) (out []byte, err error) {
 			err = c.h.panicked(p, "RPC", c.t.Name)
 		}
 	}()
-	if def.read != nil {
-		return def.read(&ReadContext{c.h}, c.t.Input)
+	in := c.t.Input
+	if c.t.InputBlob != "" {
+		if in, err = c.h.host.GetBlob(&c.life, c.t.FlowId, c.t.InputBlob); err != nil {
+			return nil, fmt.Errorf("flow: the input of RPC %q cannot be read: %w", c.t.Name, err)
+		}
 	}
-	return def.update(&UpdateContext{c.h}, c.t.Input)
+	if def.read != nil {
+		return def.read(&ReadContext{c.h}, in)
+	}
+	return def.update(&UpdateContext{c.h}, in)
 }

@@ -130,8 +130,11 @@ func (h *host) Output(_ context.Context, _ *wire.Task, text string) error {
 	h.shown.WriteString(text)
 	return nil
 }
-func (h *host) PutBlob(_ context.Context, flowID string, data []byte) (string, error) {
+func (h *host) PutBlob(_ context.Context, flowID, from string, data []byte) (string, error) {
 	name := fmt.Sprintf("%s#%d", flowID, len(h.blobs))
+	if from != "" {
+		name += " from " + from
+	}
 	h.blobs[name] = data
 	return name, h.blobErr
 }

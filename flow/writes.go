@@ -72,50 +72,8 @@ func (w *writes) check() error {
 	return nil
 }
 
-// moveLarge puts what is too large for a record into blobs.
-func (h *handling) moveLarge() error {
-	most := h.host.MaxPayload()
-	for _, a := range h.w.attrs {
-		if uint64(len(a.Value)) <= most {
-			continue
-		}
-		size := uint64(len(a.Value))
-		if size > MaxValue {
-			return &SizeError{What: fmt.Sprintf("attribute %q", a.Name), Bytes: size, Most: MaxValue}
-		}
-		blob, err := h.host.PutBlob(h, h.flowID, a.Value)
-		if err != nil {
-			return fmt.Errorf("flow: attribute %q of %d bytes cannot be stored: %w", a.Name, size, err)
-		}
-		a.Blob, a.Size, a.Value = blob, size, nil
-	}
-	for _, s := range h.w.next {
-		if err := h.moveInput(s, most); err != nil {
-			return err
-		}
-	}
-	if o := h.w.close.GetOtherwise(); o != nil {
-		return h.moveInput(o, most)
-	}
-	return nil
-}
-
-func (h *handling) moveInput(s *wire.StepSpec, most uint64) error {
-	if uint64(len(s.Input)) <= most {
-		return nil
-	}
-	if size := uint64(len(s.Input)); size > MaxValue {
-		return &SizeError{What: fmt.Sprintf("the input of step %q", s.Name), Bytes: size, Most: MaxValue}
-	}
-	blob, err := h.host.PutBlob(h, h.flowID, s.Input)
-	if err != nil {
-		return fmt.Errorf("flow: the input of step %q of %d bytes cannot be stored: %w", s.Name, len(s.Input), err)
-	}
-	s.InputBlob, s.Input = blob, nil
-	return nil
-}
-
-// MaxValue bounds an attribute's value and a step's input, in bytes of JSON.
+// MaxValue bounds an attribute's value, a message, and the input of a step, in
+// bytes of JSON; so it does the input and output of an RPC.
 const MaxValue = 64 << 20
 
 func decodeInto(b []byte, v any) error {

@@ -73,11 +73,8 @@ func (e *Env) TryStart(f *flow.Flow, id string, first flow.Next, opts ...flow.St
 	for _, s := range rec.Steps {
 		w.Step, w.Input, w.Spec = s.Name, s.Input, s
 		s.Name, s.Input = "", nil // they travel beside their options
-		if len(w.Input) > maxPayload {
-			if w.InputBlob, err = e.w.PutBlob(e.ctx, id, w.Input); err != nil {
-				return "", err
-			}
-			w.Input = nil
+		if w.Input, w.InputBlob, err = e.stored(id, w.Input); err != nil {
+			return "", err
 		}
 	}
 	for _, a := range w.Attributes {
@@ -86,7 +83,11 @@ func (e *Env) TryStart(f *flow.Flow, id string, first flow.Next, opts ...flow.St
 		}
 	}
 	for _, p := range rec.Publish {
-		w.Publish = append(w.Publish, &wire.PublishRequest{Channel: p.Channel, Payloads: [][]byte{p.Payload}})
+		req := &wire.PublishRequest{Channel: p.Channel}
+		if err := e.addMessage(id, req, p.Payload); err != nil {
+			return "", err
+		}
+		w.Publish = append(w.Publish, req)
 	}
 	a, err := e.try(&wire.Call{Verb: &wire.Call_Start{Start: w}})
 	if err != nil {
@@ -96,16 +97,28 @@ func (e *Env) TryStart(f *flow.Flow, id string, first flow.Next, opts ...flow.St
 }
 
 // store puts a large value where it belongs.
-func (e *Env) store(id string, a *wire.Attribute) error {
-	if len(a.Value) <= maxPayload {
-		return nil
+func (e *Env) store(id string, a *wire.Attribute) (err error) {
+	size := uint64(len(a.Value))
+	if a.Value, a.Blob, err = e.stored(id, a.Value); a.Blob != "" {
+		a.Size = size
 	}
-	blob, err := e.w.PutBlob(e.ctx, id, a.Value)
-	if err != nil {
-		return err
+	return err
+}
+
+// stored gives a value as it is, or the blob that it was put into.
+func (e *Env) stored(id string, v []byte) (inline []byte, blob string, err error) {
+	if len(v) <= maxPayload {
+		return v, "", nil
 	}
-	a.Blob, a.Size, a.Value = blob, uint64(len(a.Value)), nil
-	return nil
+	blob, err = e.w.PutBlob(e.ctx, id, "", v)
+	return nil, blob, err
+}
+
+// addMessage adds a payload to a publish.
+func (e *Env) addMessage(id string, req *wire.PublishRequest, v []byte) error {
+	inline, blob, err := e.stored(id, v)
+	req.Payloads, req.Blobs = append(req.Payloads, inline), append(req.Blobs, blob)
+	return err
 }
 
 // Outcome is how a run ended.
@@ -260,10 +273,12 @@ func Publish[T any](e *Env, id string, c flow.Channel[T], messages ...T) {
 	req := &wire.PublishRequest{FlowId: id, Channel: c.Name()}
 	for _, m := range messages {
 		b, err := flow.Encode(m)
+		if err == nil {
+			err = e.addMessage(id, req, b)
+		}
 		if err != nil {
 			e.fatal("a message of channel %q: %v", c.Name(), err)
 		}
-		req.Payloads = append(req.Payloads, b)
 	}
 	e.must(fmt.Sprintf("publish to channel %q of flow %q", c.Name(), id), &wire.Call{Verb: &wire.Call_Publish{Publish: req}})
 }
@@ -276,11 +291,21 @@ func Call[In, Out any](e *Env, id string, r flow.RPC[In, Out], in In) (Out, erro
 	if err != nil {
 		return zero, err
 	}
-	a, err := e.try(&wire.Call{Verb: &wire.Call_Rpc{Rpc: &wire.RpcRequest{FlowId: id, Name: r.Name(), Input: b}}})
+	req := &wire.RpcRequest{FlowId: id, Name: r.Name()}
+	if req.Input, req.InputBlob, err = e.stored(id, b); err != nil {
+		return zero, err
+	}
+	a, err := e.try(&wire.Call{Verb: &wire.Call_Rpc{Rpc: req}})
 	if err != nil {
 		return zero, err
 	}
-	return flow.Decode[Out](a.GetRpc().GetOutput())
+	out := a.GetRpc().GetOutput()
+	if blob := a.GetRpc().GetOutputBlob(); blob != "" {
+		if out, err = e.w.GetBlob(e.ctx, id, blob); err != nil {
+			return zero, err
+		}
+	}
+	return flow.Decode[Out](out)
 }
 
 // Get reads an attribute of a flow; the zero value if it has none.

@@ -182,8 +182,8 @@ func (w *worker) Output(_ context.Context, t *wire.Task, text string) error {
 }
 
 // PutBlob implements flow.Host.
-func (w *worker) PutBlob(ctx context.Context, flowID string, data []byte) (string, error) {
-	ref, err := w.e.svc.PutBlob(ctx, tenant, flowID, func() ([]byte, error) {
+func (w *worker) PutBlob(ctx context.Context, flowID, from string, data []byte) (string, error) {
+	ref, err := w.e.svc.PutBlob(ctx, tenant, flowID, from, func() ([]byte, error) {
 		if len(data) == 0 {
 			return nil, io.EOF
 		}

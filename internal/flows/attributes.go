@@ -66,22 +66,13 @@ func (c *call) setAttributes(req *wire.SetAttributesRequest) {
 		c.fail(err)
 		return
 	}
-	var refs []string
-	for _, a := range req.Attributes {
-		if b := a.GetBlob(); b != "" {
-			refs = append(refs, b)
-		}
-	}
+	refs := blobsOfAttributes(nil, req.Attributes)
 	if len(refs) == 0 {
 		c.look(flowID, func(f *wire.Flow) (*wire.Answer, error) { return nil, c.writeAttributes(flowID, f, req.Attributes) })
 		return
 	}
 	c.read(func(ctx context.Context) (*wire.Answer, error) {
-		var held []string
-		if err := c.s.viewed(ctx, flowID, func(f *wire.Flow) { held = blobsOfFlow(nil, f) }); err != nil {
-			return nil, err
-		}
-		if err := c.s.verifyBlobs(ctx, flowID, refs, held); err != nil {
+		if err := c.s.verifyNamed(ctx, flowID, refs); err != nil {
 			return nil, err
 		}
 		c.look(flowID, func(f *wire.Flow) (*wire.Answer, error) { return nil, c.writeAttributes(flowID, f, req.Attributes) })

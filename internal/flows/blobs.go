@@ -19,10 +19,11 @@ import (
 )
 
 // A blob is a value that is too large for a frame. It belongs to one flow, is
-// never changed, and is kept while an attribute or the input of a live step of
-// that flow names it (see Sweep). It is kept in parts, so that moving one costs
+// never changed, and is kept while that flow names it, or another flow that is
+// to carry it there (see Sweep). It is kept in parts, so that moving one costs
 // the memory of one part:
 //
+//	blobs/<hh>/<owner>.<time>-<random>.from    the ID of the flow that carries it
 //	blobs/<hh>/<owner>.<time>-<random>.p000    a full part, 4 MiB
 //	blobs/<hh>/<owner>.<time>-<random>-<size>  the rest, put last: the blob is there
 //	blobs/<hh>/<owner>.owner                   the flow's ID, put first
@@ -32,6 +33,7 @@ import (
 const (
 	blobPrefix  = "blobs/"
 	ownerSuffix = ".owner"
+	fromSuffix  = ".from"
 	partSize    = 4 << 20
 	chunkSize   = 256 << 10
 
@@ -108,6 +110,8 @@ func ownerKey(flowID string) string {
 	return blobPrefix + h[:2] + "/" + h
 }
 
+func fromKey(owner, name string) string { return owner + "." + name + fromSuffix }
+
 func partKey(owner, name string, i int) string { return fmt.Sprintf("%s.%s.p%03d", owner, name, i) }
 
 // begin takes one of the places for blobs on their way.
@@ -124,10 +128,16 @@ func (s *Service) beginBlob(tenant, id string) (flowID string, leave func(), err
 	return FlowID(tenant, id), s.blobs.moving.leave, nil
 }
 
-// PutBlob keeps a value for a flow, which may not be there yet. next gives the
-// value piece by piece, and io.EOF behind the last one; a piece is not kept.
+// PutBlob keeps a value for a flow, which may not be there yet. from is the flow
+// of the same tenant whose outbox is to carry it there; empty = none. next gives
+// the value piece by piece, and io.EOF behind the last one; a piece is not kept.
 // Its errors are *Error, but for those of next, which are given as they are.
-func (s *Service) PutBlob(ctx context.Context, tenant, id string, next func() ([]byte, error)) (*wire.BlobRef, error) {
+func (s *Service) PutBlob(ctx context.Context, tenant, id, from string, next func() ([]byte, error)) (*wire.BlobRef, error) {
+	if from != "" {
+		if err := checkID(from); err != nil {
+			return nil, err
+		}
+	}
 	flowID, leave, err := s.beginBlob(tenant, id)
 	if err != nil {
 		return nil, err
@@ -139,6 +149,11 @@ func (s *Service) PutBlob(ctx context.Context, tenant, id string, next func() ([
 	w := blobWriter{s: s, owner: owner, name: s.newBlobName()}
 	if err := w.put(ctx, owner+ownerSuffix, []byte(flowID)); err != nil {
 		return nil, err
+	}
+	if from != "" && from != id {
+		if err := w.put(ctx, fromKey(owner, w.name), []byte(FlowID(tenant, from))); err != nil {
+			return nil, err
+		}
 	}
 	for {
 		piece, err := next()
@@ -287,6 +302,15 @@ func (s *Service) verifyBlobs(ctx context.Context, flowID string, refs, held []s
 	return s.presentBlobs(ctx, flowID, look)
 }
 
+// verifyNamed is verifyBlobs for a flow that is there.
+func (s *Service) verifyNamed(ctx context.Context, flowID string, refs []string) error {
+	var held []string
+	if err := s.viewed(ctx, flowID, func(f *wire.Flow) { held = blobsOfFlow(nil, f) }); err != nil {
+		return err
+	}
+	return s.verifyBlobs(ctx, flowID, refs, held)
+}
+
 // presentBlobs checks that blobs of a flow are there.
 func (s *Service) presentBlobs(ctx context.Context, flowID string, refs []string) error {
 	if len(refs) == 0 {
@@ -310,39 +334,4 @@ func (s *Service) presentBlobs(ctx context.Context, flowID string, refs []string
 		}
 	}
 	return nil
-}
-
-// blobsOfFlow gives the blobs that a flow names.
-func blobsOfFlow(refs []string, f *wire.Flow) []string {
-	refs = blobsOfAttributes(refs, f.Attributes)
-	for _, st := range f.Steps {
-		refs = blobsOfSpecs(refs, []*wire.StepSpec{st.Spec})
-	}
-	return blobsOfSpecs(refs, []*wire.StepSpec{f.Closing.GetOtherwise()})
-}
-
-func blobsOfStart(refs []string, cmd *wire.StartFlow) []string {
-	return blobsOfSpecs(blobsOfAttributes(refs, cmd.Attributes), cmd.Steps)
-}
-
-func blobsOfAttributes(refs []string, as []*wire.Attribute) []string {
-	for _, a := range as {
-		if a.GetBlob() != "" {
-			refs = append(refs, a.Blob)
-		}
-	}
-	return refs
-}
-
-// blobsOfSpecs gives the inputs of steps and of those that recover them. Inputs
-// of child flows are blobs of these.
-func blobsOfSpecs(refs []string, specs []*wire.StepSpec) []string {
-	for _, spec := range specs {
-		for ; spec != nil; spec = spec.Recover {
-			if spec.InputBlob != "" {
-				refs = append(refs, spec.InputBlob)
-			}
-		}
-	}
-	return refs
 }

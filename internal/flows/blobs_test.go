@@ -28,7 +28,7 @@ func pieces(data []byte, n int) func() ([]byte, error) {
 
 func (w *world) put(id string, data []byte) *wire.BlobRef {
 	w.t.Helper()
-	ref, err := w.svc.PutBlob(w.ctx, tenant, id, pieces(data, chunkSize))
+	ref, err := w.svc.PutBlob(w.ctx, tenant, id, "", pieces(data, chunkSize))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -88,12 +88,12 @@ func TestBlobRefusals(t *testing.T) {
 	w := newWorld(t)
 	piece := make([]byte, 1<<20)
 	sent := 0
-	_, err := w.svc.PutBlob(w.ctx, tenant, "a", func() ([]byte, error) { sent++; return piece, nil })
+	_, err := w.svc.PutBlob(w.ctx, tenant, "a", "", func() ([]byte, error) { sent++; return piece, nil })
 	if code(err) != TooLarge || sent != MaxBlob>>20+1 {
 		t.Errorf("an endless blob: %v after %d pieces", err, sent)
 	}
 	broken := errors.New("connection reset")
-	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", func() ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
+	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", "", func() ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 	for _, id := range []string{"", "x", "../../x", strings.Repeat("0", 46)} {
@@ -101,7 +101,7 @@ func TestBlobRefusals(t *testing.T) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
-	if _, err := w.svc.PutBlob(w.ctx, tenant, "", nil); code(err) != Invalid {
+	if _, err := w.svc.PutBlob(w.ctx, tenant, "", "", nil); code(err) != Invalid {
 		t.Errorf("got %v", err)
 	}
 	ref := w.put("a", []byte("1"))
@@ -109,11 +109,11 @@ func TestBlobRefusals(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	w.svc.blobs.moving = newBound(0)
-	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", nil); code(err) != Overloaded {
+	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", "", nil); code(err) != Overloaded {
 		t.Errorf("got %v", err)
 	}
 	w.svc.cfg.Blobs = nil
-	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", nil); code(err) != NotServed {
+	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", "", nil); code(err) != NotServed {
 		t.Errorf("got %v", err)
 	}
 	w.refused(NotServed, start(&wire.StartRequest{FlowId: "b", Attributes: []*wire.Attribute{{Name: "x", Blob: ref.Blob}}}))
@@ -150,7 +150,7 @@ func TestSweep(t *testing.T) {
 	k := w.step("pay")
 	w.put("a", []byte("lost"))
 	w.put("gone", []byte("lost"))
-	_, _ = w.svc.PutBlob(w.ctx, tenant, "half", func() ([]byte, error) { // a part, then the client goes
+	_, _ = w.svc.PutBlob(w.ctx, tenant, "half", "", func() ([]byte, error) { // a part, then the client goes
 		if w.objects() < 10 {
 			return make([]byte, partSize), nil
 		}

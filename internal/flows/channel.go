@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"context"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -10,11 +11,14 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// messages gives a command for each payload.
+// messages gives a command for each payload; their sizes are not known yet.
 func messages(req *wire.PublishRequest) []*wire.Publish {
 	out := make([]*wire.Publish, len(req.Payloads))
 	for i, p := range req.Payloads {
 		out[i] = &wire.Publish{Channel: req.Channel, Payload: p, MaxPending: req.MaxPending, RequestId: req.RequestId}
+		if len(req.Blobs) > 0 {
+			out[i].Blob = req.Blobs[i]
+		}
 		if req.RequestId != "" && len(req.Payloads) > 1 {
 			out[i].RequestId += "#" + strconv.Itoa(i+1)
 		}
@@ -26,19 +30,13 @@ func checkMessages(req *wire.PublishRequest) error {
 	if n := len(req.Payloads); n == 0 || n > MaxPublish {
 		return refuse(Invalid, "a publish has 1 to %d payloads, not %d", MaxPublish, n)
 	}
+	if n := len(req.Blobs); n > 0 && n != len(req.Payloads) {
+		return refuse(Invalid, "a publish names %d blobs beside %d payloads: as many, or none", n, len(req.Payloads))
+	}
 	if n := len(req.RequestId); n > 0 && len(req.Payloads) > 1 && n > core.MaxRequestID-len("#1000") {
 		return refuse(Invalid, "the request ID of several payloads has %d bytes, at most %d", n, core.MaxRequestID-len("#1000"))
 	}
 	return checkRequestID(req.RequestId)
-}
-
-func (s *Service) checkPayloads(req *wire.PublishRequest) error {
-	for _, p := range req.Payloads {
-		if err := s.checkJSON("a message for channel "+req.Channel, p); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // publish appends messages to a channel. Each is a command of its own: of
@@ -51,18 +49,37 @@ func (c *call) publish(req *wire.PublishRequest) {
 	if err == nil {
 		err = checkMessages(req)
 	}
-	if err == nil {
-		err = c.s.checkPayloads(req)
-	}
 	if err != nil {
 		c.fail(err)
 		return
 	}
-	c.look(flowID, func(f *wire.Flow) (*wire.Answer, error) {
-		if err := c.s.declared(c.tenant, f.Type).channel(req.Channel); err != nil {
+	ps := messages(req)
+	for _, p := range ps {
+		if err := c.s.payload(p); err != nil {
+			c.fail(err)
+			return
+		}
+	}
+	refs := blobsOfPublishes(nil, ps)
+	if len(refs) == 0 {
+		c.publishTo(flowID, ps)
+		return
+	}
+	c.read(func(ctx context.Context) (*wire.Answer, error) {
+		if err := c.s.verifyNamed(ctx, flowID, refs); err != nil {
 			return nil, err
 		}
-		return nil, c.publishAll(flowID, messages(req))
+		c.publishTo(flowID, ps)
+		return nil, nil
+	})
+}
+
+func (c *call) publishTo(flowID string, ps []*wire.Publish) {
+	c.look(flowID, func(f *wire.Flow) (*wire.Answer, error) {
+		if err := c.s.declared(c.tenant, f.Type).channel(ps[0].Channel); err != nil {
+			return nil, err
+		}
+		return nil, c.publishAll(flowID, ps)
 	})
 }
 

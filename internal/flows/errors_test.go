@@ -158,7 +158,7 @@ func TestErrorsOfTheBlobStore(t *testing.T) {
 	w.svc.cfg.Blobs = store
 	ref := w.put("a", []byte("1"))
 	store.put = blob.ErrUnavailable
-	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", pieces([]byte("1"), 1)); code(err) != Unavailable {
+	if _, err := w.svc.PutBlob(w.ctx, tenant, "a", "", pieces([]byte("1"), 1)); code(err) != Unavailable {
 		t.Errorf("got %v", err)
 	}
 	store.get = blob.ErrCorrupt

@@ -95,15 +95,32 @@ func (c *call) resetCommand(ctx context.Context, flowID string, req *wire.ResetR
 		Attributes: b.kept, Steps: []*wire.StepSpec{b.target.Spec}, Reason: orSaid(req.Reason, "reset by a client"),
 	}
 	for _, m := range append(b.taken, queued...) {
-		cmd.Publish = append(cmd.Publish, &wire.Publish{Channel: m.channel, Payload: m.payload})
-	}
-	refs := blobsOfSpecs(nil, cmd.Steps)
-	for _, a := range cmd.Attributes {
-		if a.Blob != "" {
-			refs = append(refs, a.Blob)
+		p := &wire.Publish{Channel: m.channel, Payload: m.payload, Blob: m.blob}
+		if m.blob != "" {
+			at, err := parseBlobID(m.blob)
+			if err != nil {
+				return nil, err
+			}
+			p.Size = at.size
 		}
+		cmd.Publish = append(cmd.Publish, p)
 	}
-	return cmd, c.s.presentBlobs(ctx, flowID, refs)
+	return cmd, c.s.presentForReset(ctx, flowID, cmd)
+}
+
+// presentForReset checks that the blobs are there that the run begins with, and
+// those that it brings to sub-flows.
+func (s *Service) presentForReset(ctx context.Context, flowID string, cmd *wire.Reset) error {
+	refs := blobsOfPublishes(blobsOfAttributes(blobsOfSpecs(nil, cmd.Steps), cmd.Attributes), cmd.Publish)
+	err := s.presentBlobs(ctx, flowID, refs)
+	for _, spec := range cmd.Steps {
+		eachChild(spec, func(on *wire.OnFlow) {
+			if err == nil {
+				err = s.presentBlobs(ctx, on.FlowId, blobsOfStart(nil, on.Start))
+			}
+		})
+	}
+	return err
 }
 
 func stepWords(req *wire.ResetRequest) string {
@@ -117,6 +134,7 @@ func stepWords(req *wire.ResetRequest) string {
 type taken struct {
 	channel string
 	payload []byte
+	blob    string // that holds the payload, when it is large
 }
 
 // pastState folds the log of a run: the state before the first start of the step
@@ -185,7 +203,11 @@ func (p *pastState) sorted() []*wire.Attribute {
 func takenBy(ev *wire.Event) []taken {
 	var out []taken
 	for i, ch := range shares(ev.Spec.GetWait(), len(ev.Items)) {
-		out = append(out, taken{ch, ev.Items[i]})
+		m := taken{channel: ch, payload: ev.Items[i]}
+		if i < len(ev.ItemBlobs) {
+			m.blob = ev.ItemBlobs[i]
+		}
+		out = append(out, m)
 	}
 	return out
 }
@@ -199,7 +221,7 @@ func takenByQueued(f *wire.Flow) []taken {
 			continue
 		}
 		for i, ch := range shares(st.Spec.GetWait(), len(st.Matched)) {
-			out = append(out, taken{ch, st.Matched[i].Payload})
+			out = append(out, taken{ch, st.Matched[i].Payload, st.Matched[i].Blob})
 		}
 	}
 	return out

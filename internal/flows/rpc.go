@@ -69,7 +69,7 @@ func (c *call) rpc(req *wire.RpcRequest) {
 		err = checkTrace(c.req.Trace)
 	}
 	if err == nil {
-		err = c.s.checkJSON("the input of RPC "+req.Name, req.Input)
+		err = c.s.rpcInput(req)
 	}
 	if err == nil && req.LockTimeoutUs < 0 {
 		err = refuse(Invalid, "the time to wait for the lock is negative")
@@ -79,7 +79,32 @@ func (c *call) rpc(req *wire.RpcRequest) {
 		return
 	}
 	c.remaining() // the time runs from here
-	(&rpcRun{c: c, req: req, flowID: flowID}).look()
+	r := &rpcRun{c: c, req: req, flowID: flowID}
+	if req.InputBlob == "" {
+		r.look()
+		return
+	}
+	c.read(func(ctx context.Context) (*wire.Answer, error) {
+		if err := c.s.presentBlobs(ctx, flowID, []string{req.InputBlob}); err != nil {
+			return nil, err
+		}
+		r.look()
+		return nil, nil
+	})
+}
+
+// rpcInput checks the input of an RPC. A large one is in a blob that nothing
+// names: the caller makes it for the call and drops it, and a sweep takes what
+// is left behind, which is long after the longest call of a worker is over.
+func (s *Service) rpcInput(req *wire.RpcRequest) error {
+	if req.InputBlob == "" {
+		return s.checkJSON("the input of RPC "+req.Name, req.Input)
+	}
+	if len(req.Input) > 0 {
+		return refuse(Invalid, "RPC %q has an input and an input blob", req.Name)
+	}
+	_, err := parseBlobID(req.InputBlob)
+	return err
 }
 
 // look begins a try.
@@ -180,7 +205,7 @@ func (t *rpcTry) take(f *wire.Flow) error {
 	}
 	t.lsn, t.run, t.have = f.AttributesLsn, f.RunId, f.Attributes
 	t.task = &wire.RpcTask{
-		FlowId: t.req.FlowId, FlowType: f.Type, RunId: f.RunId, Name: t.req.Name, Input: t.req.Input,
+		FlowId: t.req.FlowId, FlowType: f.Type, RunId: f.RunId, Name: t.req.Name, Input: t.req.Input, InputBlob: t.req.InputBlob,
 		Attributes: f.Attributes, Locked: t.rpc.Locked, Trace: t.c.req.Trace,
 	}
 	return nil
@@ -191,7 +216,7 @@ func (t *rpcTry) lock(f *wire.Flow) error {
 	if t.req.RequestId != "" {
 		for _, seen := range f.Requests {
 			if seen.RequestId == t.req.RequestId {
-				t.early = rpcAnswer(seen.Output, true)
+				t.early = rpcAnswer(seen.Output, "", true)
 				return nil
 			}
 		}
@@ -273,7 +298,7 @@ func (t *rpcTry) called(res *wire.RpcResult, err error) {
 	if stop := t.watch.Load(); stop != nil {
 		(*stop)()
 	}
-	wrong := t.c.s.checkJSON("the output of RPC "+t.req.Name, res.GetUpdate().GetOutput())
+	wrong := t.c.s.rpcOutput(t.req.Name, res)
 	switch {
 	case err != nil:
 		t.failed = t.unanswered(err)
@@ -290,11 +315,11 @@ func (t *rpcTry) called(res *wire.RpcResult, err error) {
 			t.failed = refuse(RPCFailed, "RPC %q is declared as a read, but its handler wrote something", t.req.Name)
 			break
 		}
-		t.result = rpcAnswer(res.Update.GetOutput(), false)
+		t.result = rpcAnswer(res.Update.GetOutput(), res.OutputBlob, false)
 	case !writes(res.Update) && t.req.RequestId == "":
-		t.result = rpcAnswer(res.Update.GetOutput(), false)
+		t.result = rpcAnswer(res.Update.GetOutput(), res.OutputBlob, false)
 	default:
-		if t.failed = t.propose(given(res.Update)); t.failed == nil {
+		if t.failed = t.propose(given(res.Update), res.OutputBlob); t.failed == nil {
 			return
 		}
 	}
@@ -322,7 +347,7 @@ func writes(u *wire.Update) bool {
 }
 
 // propose writes what the handler wrote. On an error nothing was proposed.
-func (t *rpcTry) propose(u *wire.Update) error {
+func (t *rpcTry) propose(u *wire.Update, outputBlob string) error {
 	if t.c.ctx.Err() != nil {
 		return t.c.gone()
 	}
@@ -336,9 +361,9 @@ func (t *rpcTry) propose(u *wire.Update) error {
 		var ce *core.Error
 		switch {
 		case err == nil && rep.Duplicate:
-			t.end(rpcAnswer(rep.Output, true), nil)
+			t.end(rpcAnswer(rep.Output, "", true), nil)
 		case err == nil:
-			t.end(rpcAnswer(u.Output, false), nil)
+			t.end(rpcAnswer(u.Output, outputBlob, false), nil)
 		case errors.As(err, &ce) && ce.Code == core.Conflict:
 			t.conflict()
 		default:
@@ -364,6 +389,20 @@ func (t *rpcTry) conflict() {
 	}
 }
 
-func rpcAnswer(output []byte, duplicate bool) *wire.Answer {
-	return &wire.Answer{Result: &wire.Answer_Rpc{Rpc: &wire.RpcReply{Output: output, Duplicate: duplicate}}}
+// rpcOutput checks what a handler gave. A large output is in a blob that nothing
+// names, which the caller gets and drops.
+func (s *Service) rpcOutput(name string, res *wire.RpcResult) error {
+	output := res.GetUpdate().GetOutput()
+	if res.GetOutputBlob() == "" {
+		return s.checkJSON("the output of RPC "+name, output)
+	}
+	if len(output) > 0 {
+		return refuse(Invalid, "RPC %q has an output and an output blob", name)
+	}
+	_, err := parseBlobID(res.OutputBlob)
+	return err
+}
+
+func rpcAnswer(output []byte, blob string, duplicate bool) *wire.Answer {
+	return &wire.Answer{Result: &wire.Answer_Rpc{Rpc: &wire.RpcReply{Output: output, OutputBlob: blob, Duplicate: duplicate}}}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/perdure-dev/perdure/internal/blob"
@@ -12,9 +11,10 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// Sweep deletes blobs that are more than an hour old and that nothing of their
-// flow names: no attribute and no input of a live step; those of flows that are
-// gone, too, and what a put that did not finish has left. It says how many
+// Sweep deletes blobs that are more than an hour old and that nothing names: no
+// attribute, no live step and no message of their flow, and nothing that the flow
+// which carries them there is to send; those of flows that are gone, too, and
+// what a put that did not finish has left. It says how many
 // objects it deleted. The log may name blobs that are gone. Run it now and then,
 // one at a time, while the partitions run.
 func (s *Service) Sweep(ctx context.Context) (deleted int, err error) {
@@ -84,15 +84,12 @@ func (g *sweepGroup) finish(ctx context.Context) error {
 	}
 	var kept int
 	if len(g.old) > 0 {
-		named, err := g.s.named(ctx, g.owner)
+		unnamed, err := g.s.unnamed(ctx, g.owner, g.old)
 		if err != nil {
 			return err
 		}
-		for _, rest := range g.old {
-			if slices.ContainsFunc(named, func(id string) bool { return sameBlob(id, rest) }) {
-				kept++
-				continue
-			}
+		kept = len(g.old) - len(unnamed)
+		for _, rest := range unnamed {
 			if err := g.remove(ctx, g.owner+"."+rest); err != nil {
 				return err
 			}
@@ -104,11 +101,70 @@ func (g *sweepGroup) finish(ctx context.Context) error {
 	return g.removeMark(ctx)
 }
 
-// sameBlob reports whether an object is of the blob.
-func sameBlob(id, object string) bool {
-	a, okA := parseBlobName(id)
-	b, okB := parseBlobName(object)
-	return okA && okB && a.name == b.name
+// unnamed gives those of an owner's objects whose blobs nothing names. Where a
+// flow carries a blob, that one is asked before the owner: it forgets the blob
+// only when the owner has it.
+func (s *Service) unnamed(ctx context.Context, owner string, objects []string) ([]string, error) {
+	named, err := s.named(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	objects = without(objects, named)
+	carried, err := s.carriedTo(ctx, owner, objects)
+	if err != nil || len(carried) == 0 {
+		return objects, err
+	}
+	if named, err = s.named(ctx, owner); err != nil {
+		return nil, err
+	}
+	for _, refs := range carried {
+		named = append(named, refs...)
+	}
+	return without(objects, named), nil
+}
+
+// carriedTo asks the flows that carry some of an owner's blobs for all that they
+// carry, each once; a flow that is gone carries nothing.
+func (s *Service) carriedTo(ctx context.Context, owner string, objects []string) (map[string][]string, error) {
+	var by map[string][]string
+	for _, rest := range objects {
+		if !strings.HasSuffix(rest, fromSuffix) {
+			continue
+		}
+		from, err := s.cfg.Blobs.Get(ctx, owner+"."+rest)
+		if err != nil {
+			return nil, fmt.Errorf("get who carries a blob: %w", err)
+		}
+		if _, asked := by[string(from.Data)]; asked {
+			continue
+		}
+		refs, err := s.refsOf(ctx, string(from.Data), blobsCarried)
+		if err != nil {
+			return nil, err
+		}
+		if by == nil {
+			by = map[string][]string{}
+		}
+		by[string(from.Data)] = refs
+	}
+	return by, nil
+}
+
+// without leaves out the objects of the blobs that are named.
+func without(objects, named []string) []string {
+	names := make(map[string]bool, len(named))
+	for _, id := range named {
+		if b, ok := parseBlobName(id); ok {
+			names[b.name] = true
+		}
+	}
+	var out []string
+	for _, rest := range objects {
+		if b, ok := parseBlobName(rest); !ok || !names[b.name] {
+			out = append(out, rest)
+		}
+	}
+	return out
 }
 
 func (g *sweepGroup) remove(ctx context.Context, key string) error {
@@ -142,11 +198,65 @@ func (s *Service) named(ctx context.Context, owner string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get the owner of blobs: %w", err)
 	}
+	return s.refsOf(ctx, string(mark.Data), blobsOfFlow)
+}
+
+// refsOf gives what a flow names; nothing when it is gone.
+func (s *Service) refsOf(ctx context.Context, flowID string, names func([]string, *wire.Flow) []string) ([]string, error) {
 	var refs []string
-	err = s.viewed(ctx, string(mark.Data), func(f *wire.Flow) { refs = blobsOfFlow(nil, f) })
+	err := s.viewed(ctx, flowID, func(f *wire.Flow) { refs = names(nil, f) })
 	var own *Error
 	if errors.As(err, &own) && own.Code == core.NotFound {
 		err = nil
 	}
 	return refs, err
+}
+
+// DropBlob deletes a blob that nothing names: one that was made for a call that is
+// over. One that is gone already is no error. Its errors are *Error.
+func (s *Service) DropBlob(ctx context.Context, tenant string, ref *wire.BlobRef) error {
+	flowID, leave, err := s.beginBlob(tenant, ref.GetFlowId())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	b, err := parseBlobID(ref.GetBlob())
+	if err != nil {
+		return err
+	}
+	owner := ownerKey(flowID)
+	s.blobs.enter(owner)
+	defer s.blobs.leave(owner)
+	found, err := s.cfg.Blobs.List(ctx, owner+"."+b.name, "", maxParts)
+	if err != nil || len(found) == 0 {
+		return dropFailed(err)
+	}
+	objects := make([]string, len(found))
+	for i, info := range found {
+		objects[i] = strings.TrimPrefix(info.Key, owner+".")
+	}
+	unnamed, err := s.unnamed(ctx, owner, objects)
+	switch {
+	case err != nil:
+		return dropFailed(err)
+	case len(unnamed) < len(objects):
+		return refuse(Conflict, "blob %q is named by flow %q, or is on its way there", ref.Blob, ref.FlowId)
+	}
+	for _, rest := range unnamed {
+		if err := s.cfg.Blobs.Delete(ctx, owner+"."+rest, blob.DeleteOptions{}); err != nil {
+			return dropFailed(err)
+		}
+	}
+	return nil
+}
+
+// maxParts bounds the objects of one blob: its parts, the rest, and who carries it.
+const maxParts = MaxBlob/partSize + 2
+
+func dropFailed(err error) error {
+	var own *Error
+	if err == nil || errors.As(err, &own) {
+		return err
+	}
+	return blobFailed("drop", err)
 }

@@ -116,7 +116,7 @@ func (s *Service) child(tenant string, on *wire.OnFlow) error {
 		if on.FlowId == "" {
 			on.FlowId = s.mintID()
 		}
-		if err := s.complete(tenant, on.Start); err != nil {
+		if err := s.carried(tenant, on.FlowId, on.Start); err != nil {
 			return err
 		}
 	}
@@ -140,7 +140,21 @@ func (s *Service) message(d declaration, p *wire.Publish) error {
 	if err := checkRequestID(p.RequestId); err != nil {
 		return err
 	}
-	return s.checkJSON("a message for channel "+p.Channel, p.Payload)
+	return s.payload(p)
+}
+
+// payload checks what a message holds, and says how large it is.
+func (s *Service) payload(p *wire.Publish) error {
+	p.Size = 0
+	if p.Blob == "" {
+		return s.checkJSON("a message for channel "+p.Channel, p.Payload)
+	}
+	if len(p.Payload) > 0 {
+		return refuse(Invalid, "a message for channel %q has a payload and a blob", p.Channel)
+	}
+	b, err := parseBlobID(p.Blob)
+	p.Size = b.size
+	return err
 }
 
 // outgoing checks a command to another flow, whose type is not known here.
@@ -157,13 +171,28 @@ func (s *Service) outgoing(tenant string, send *wire.Send) error {
 		if c.Start == nil {
 			return refuse(Invalid, "a start is missing")
 		}
-		return s.complete(tenant, c.Start)
+		return s.carried(tenant, UserID(send.FlowId), c.Start)
 	case *wire.Send_Publish:
 		return s.message(declaration{}, c.Publish)
 	case *wire.Send_Stop:
+		if c.Stop == nil {
+			return refuse(Invalid, "a stop is missing")
+		}
+		c.Stop.RequestId = "" // the flow's own to give
 		return nil
 	}
 	return refuse(Invalid, "flow %q is sent nothing that it could take", UserID(send.FlowId))
+}
+
+// carried checks the start of a flow that another one brings.
+func (s *Service) carried(tenant, id string, cmd *wire.StartFlow) error {
+	if err := s.complete(tenant, cmd); err != nil {
+		return err
+	}
+	if carriesFurther(cmd) {
+		return refuse(Invalid, "the start of flow %q starts others with large values: start these from a step of its own", id)
+	}
+	return nil
 }
 
 // complete checks the command that starts a flow, and fills in what its

@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -39,7 +40,7 @@ func (v blobsService) Put(stream wire.Blobs_PutServer) error {
 	if err := r.take(first); err != nil {
 		return err
 	}
-	ref, err := v.s.cfg.Blobs.Put(stream.Context(), tenantIn(stream.Context()), first.FlowId, r)
+	ref, err := v.s.cfg.Blobs.Put(stream.Context(), tenantIn(stream.Context()), first.FlowId, first.FromFlowId, r)
 	if r.err != nil && !errors.Is(r.err, io.EOF) {
 		return r.err // the cause, whatever became of it below
 	}
@@ -84,6 +85,18 @@ func (c *chunks) Read(p []byte) (int, error) {
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]
 	return n, nil
+}
+
+// Drop implements wire.BlobsServer.
+func (v blobsService) Drop(ctx context.Context, ref *wire.BlobRef) (*wire.Done, error) {
+	if v.s.cfg.Blobs == nil {
+		return nil, errNoBlobs
+	}
+	if !v.s.finishing.enter(nil) {
+		return nil, errStopping
+	}
+	defer v.s.finishing.leave(nil)
+	return &wire.Done{}, v.s.cfg.Blobs.Drop(ctx, tenantIn(ctx), ref)
 }
 
 // Get implements wire.BlobsServer.

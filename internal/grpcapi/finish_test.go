@@ -199,9 +199,9 @@ type begunBlobs struct {
 }
 
 // Put implements Blobs.
-func (b begunBlobs) Put(ctx context.Context, tenant, flowID string, r io.Reader) (*wire.BlobRef, error) {
+func (b begunBlobs) Put(ctx context.Context, tenant, flowID, from string, r io.Reader) (*wire.BlobRef, error) {
 	b.ch <- true
-	return b.fakeBlobs.Put(ctx, tenant, flowID, r)
+	return b.fakeBlobs.Put(ctx, tenant, flowID, from, r)
 }
 
 // TestFinishOfASlowReader: a stream whose answers are not read does not end as

@@ -305,6 +305,14 @@ func TestBlobs(t *testing.T) {
 	if !bytes.Equal(got, text) {
 		t.Errorf("%d bytes came back", len(got))
 	}
+	if _, err := put(&wire.Chunk{FlowId: "g", FromFlowId: "f", Data: text[:10]}); err != nil || w.blobs.from != "f" {
+		t.Errorf("carried by %q, %v", w.blobs.from, err)
+	}
+	if _, err := blobs.Drop(w.ctx, &wire.BlobRef{FlowId: "g", Blob: "b"}); err != nil {
+		t.Error(err)
+	}
+	_, err = blobs.Drop(w.ctx, &wire.BlobRef{FlowId: "g", Blob: "b"})
+	wantStatus(t, "named", err, codes.Aborted, "conflict")
 	_, err = put()
 	wantStatus(t, "nothing", err, codes.InvalidArgument, "must name its flow")
 	_, err = put(&wire.Chunk{Data: text[:10]})
@@ -323,5 +331,7 @@ func TestBlobs(t *testing.T) {
 	if err == nil {
 		_, err = s.Recv()
 	}
+	wantStatus(t, "none", err, codes.Unimplemented, "not_served")
+	_, err = wire.NewBlobsClient(w.conn).Drop(w.ctx, ref)
 	wantStatus(t, "none", err, codes.Unimplemented, "not_served")
 }

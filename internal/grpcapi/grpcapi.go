@@ -49,8 +49,11 @@ type Flows interface {
 // Blobs keeps values that are too large for a frame. Its errors read "code:
 // message".
 type Blobs interface {
-	Put(ctx context.Context, tenant, flowID string, r io.Reader) (*wire.BlobRef, error)
+	// Put keeps a blob for a flow; from is the flow that carries it there, or empty.
+	Put(ctx context.Context, tenant, flowID, from string, r io.Reader) (*wire.BlobRef, error)
 	Get(ctx context.Context, tenant string, ref *wire.BlobRef) (io.ReadCloser, error)
+	// Drop deletes a blob that nothing names.
+	Drop(ctx context.Context, tenant string, ref *wire.BlobRef) error
 }
 
 // Config makes a Server. Flows, Dispatch, Clock and Log are needed.

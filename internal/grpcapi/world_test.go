@@ -172,10 +172,23 @@ func describe(id uint64, flow string) *wire.Call {
 type fakeBlobs struct {
 	mu sync.Mutex
 	m  map[string][]byte // guarded by mu
+
+	from string // guarded by mu; who carries the last one that was put
+}
+
+// Drop implements Blobs.
+func (f *fakeBlobs) Drop(_ context.Context, tenant string, ref *wire.BlobRef) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.m[tenant+ref.FlowId]; !ok {
+		return &core.Error{Code: core.Conflict, Message: "somebody names it"}
+	}
+	delete(f.m, tenant+ref.FlowId)
+	return nil
 }
 
 // Put implements Blobs.
-func (f *fakeBlobs) Put(_ context.Context, tenant, flowID string, r io.Reader) (*wire.BlobRef, error) {
+func (f *fakeBlobs) Put(_ context.Context, tenant, flowID, from string, r io.Reader) (*wire.BlobRef, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return nil, errors.New("it broke in the middle")
@@ -183,6 +196,7 @@ func (f *fakeBlobs) Put(_ context.Context, tenant, flowID string, r io.Reader) (
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.m[tenant+flowID] = b
+	f.from = from
 	return &wire.BlobRef{FlowId: flowID, Blob: "b", Size: uint64(len(b))}, nil
 }
 

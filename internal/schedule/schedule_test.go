@@ -246,6 +246,7 @@ func TestRefusals(t *testing.T) {
 		{change(func(s *wire.Schedule) { s.Start.FlowId = strings.Repeat("x", 201) }), "what flow IDs begin with has 201 bytes, at most 200"},
 		{change(func(s *wire.Schedule) { s.Start.RequestId = "r" }), "the start has a request ID"},
 		{change(func(s *wire.Schedule) { s.Start.InputBlob = "b" }), "the start has a large input, which belongs to one flow"},
+		{change(func(s *wire.Schedule) { s.Start.Publish = []*wire.PublishRequest{{Channel: "c", Blobs: []string{"b"}}} }), "a message of the start for channel \"c\" is large, and belongs to one flow"},
 		{change(func(s *wire.Schedule) { s.Start.Attributes = []*wire.Attribute{{Name: "a", Blob: "b"}} }), `attribute "a" of the start has a large value, which belongs to one flow`},
 		{backfill("there", at(60), at(0)), "a backfill from 1796126460000000 to 1796126400000000 microseconds is empty"},
 		{backfill("there", at(1), at(2)), `schedule "there" has no instant from 2026-12-01T12:00:01Z to 2026-12-01T12:00:02Z`},

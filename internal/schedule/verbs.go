@@ -154,6 +154,11 @@ func checkSpec(spec *wire.Schedule) error {
 			return invalid("keep it elsewhere and pass where it is", "attribute %q of the start has a large value, which belongs to one flow", clip(a.Name))
 		}
 	}
+	for _, p := range start.Publish {
+		if len(p.GetBlobs()) > 0 {
+			return invalid("keep it elsewhere and pass where it is", "a message of the start for channel %q is large, and belongs to one flow", clip(p.Channel))
+		}
+	}
 	return nil
 }
 

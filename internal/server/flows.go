@@ -196,9 +196,9 @@ func (f finder) Search(ctx context.Context, tenant string, q *wire.SearchRequest
 type largeValues struct{ flows *flows.Service }
 
 // Put implements grpcapi.Blobs.
-func (v largeValues) Put(ctx context.Context, tenant, flowID string, r io.Reader) (*wire.BlobRef, error) {
+func (v largeValues) Put(ctx context.Context, tenant, flowID, from string, r io.Reader) (*wire.BlobRef, error) {
 	buf := make([]byte, grpcapi.MaxChunk)
-	return v.flows.PutBlob(ctx, tenant, flowID, func() ([]byte, error) {
+	return v.flows.PutBlob(ctx, tenant, flowID, from, func() ([]byte, error) {
 		n, err := io.ReadFull(r, buf)
 		if n > 0 && (err == nil || errors.Is(err, io.ErrUnexpectedEOF)) {
 			return buf[:n], nil
@@ -219,6 +219,11 @@ func (v largeValues) Get(ctx context.Context, tenant string, ref *wire.BlobRef) 
 		}))
 	}()
 	return r, nil
+}
+
+// Drop implements grpcapi.Blobs.
+func (v largeValues) Drop(ctx context.Context, tenant string, ref *wire.BlobRef) error {
+	return v.flows.DropBlob(ctx, tenant, ref)
 }
 
 // openGRPC takes the further address and its certificate: what is wrong with
