@@ -281,7 +281,7 @@ func (t *tx) running(exec uint64, a *wire.AttemptID) (*wire.Step, error) {
 }
 
 func stepOf(f *wire.Flow, exec uint64) *wire.Step {
-	for _, s := range f.Steps {
+	for _, s := range f.GetSteps() {
 		if s.Exec == exec {
 			return s
 		}
@@ -330,6 +330,36 @@ func (t *tx) applyCheckpoint(c *wire.Checkpoint) error {
 	s.Checkpoint = c.Data
 	t.changed, t.keepUpdated = true, true
 	return nil
+}
+
+// StepOfEntry names the step that an applied entry was about: the one that gave a
+// result, was handed out (again), or had a timer. Empty when it was about none.
+func StepOfEntry(e *wire.Entry, out Output) string {
+	var exec uint64
+	switch c := e.Command.(type) {
+	case *wire.Entry_StepResult:
+		exec = c.StepResult.Exec
+	case *wire.Entry_StartQueued:
+		exec = c.StartQueued.Exec
+	case *wire.Entry_Redispatch:
+		exec = c.Redispatch.Exec
+	case *wire.Entry_FireTimer:
+		exec = c.FireTimer.Exec
+	case *wire.Entry_Checkpoint:
+		exec = c.Checkpoint.Exec
+	}
+	if exec == 0 {
+		return ""
+	}
+	for _, ev := range out.Events { // a step that is over is in these only
+		if ev.Exec == exec {
+			return ev.Step
+		}
+	}
+	if s := stepOf(out.Flow, exec); s != nil {
+		return s.Spec.Name
+	}
+	return ""
 }
 
 // sameTenant keeps a flow from reaching those of others.

@@ -142,6 +142,7 @@ type Machine struct {
 	err       error  // why the ownership ended
 	stats     Stats
 	byType    map[string]uint64
+	byStep    map[StepOf]uint64
 }
 
 // Stats counts since the machine was made.
@@ -151,13 +152,23 @@ type Stats struct {
 	// EntriesByType is Entries by flow type; beyond MaxTypeStats types they count
 	// as of "".
 	EntriesByType map[string]uint64
+	// EntriesByStep is those of Entries that are of a step: its results, and its
+	// starts where these are entries of their own. Beyond MaxStepStats steps they
+	// count as of the step "other" of their type.
+	EntriesByStep map[StepOf]uint64
 }
+
+// StepOf names the steps of one name of a flow type.
+type StepOf struct{ FlowType, Step string }
 
 // MaxEntryBytes bounds one command, so that a frame can hold it.
 const MaxEntryBytes = journal.MaxBodySize - 1<<20
 
-// MaxTypeStats bounds the flow types that are counted apart.
-const MaxTypeStats = 1000
+// What is counted apart at most: flow types, and names of their steps.
+const (
+	MaxTypeStats = 1000
+	MaxStepStats = 2000
+)
 
 // Proposal asks for one command. Entry holds the flow ID and the command; the
 // machine stamps the rest.
@@ -289,23 +300,33 @@ func (m *Machine) append(h *hotFlow, e *wire.Entry, out core.Output, p Proposal)
 	}
 	m.nextLSN++
 	m.stats.Entries++
-	m.count(h.flow, out.Flow)
+	m.count(h.flow, e, out)
 	m.changed(h, e.Lsn, out)
 	b.touch(h)
 	b.gates = append(b.gates, gate{lsn: e.Lsn, hot: h, flowID: e.FlowId, events: out.Events, removed: out.Removed, private: closes(out), quiet: out.Flow.GetQuiet(), effects: m.takeEffects(h, e, out.Effects), reply: out.Reply, answer: p.Reply})
 	return nil
 }
 
-// count counts an entry by the type of its flow, which may be new or gone.
-func (m *Machine) count(before, after *wire.Flow) {
-	typ := after.GetType()
-	if after == nil {
+// count counts an entry by the type of its flow, which may be new or gone, and by
+// its step.
+func (m *Machine) count(before *wire.Flow, e *wire.Entry, out core.Output) {
+	typ := out.Flow.GetType()
+	if out.Flow == nil {
 		typ = before.GetType()
 	}
 	if _, ok := m.byType[typ]; !ok && len(m.byType) >= MaxTypeStats {
 		typ = ""
 	}
 	m.byType[typ]++
+	step := core.StepOfEntry(e, out)
+	if step == "" {
+		return
+	}
+	k := StepOf{typ, step}
+	if _, ok := m.byStep[k]; !ok && len(m.byStep) >= MaxStepStats {
+		k.Step = "other"
+	}
+	m.byStep[k]++
 }
 
 func closes(out core.Output) bool { return out.Flow != nil && out.Flow.Closes }
@@ -585,7 +606,7 @@ func (m *Machine) Err() error { return m.err }
 // Stats gives the counters.
 func (m *Machine) Stats() Stats {
 	st := m.stats
-	st.EntriesByType = maps.Clone(m.byType)
+	st.EntriesByType, st.EntriesByStep = maps.Clone(m.byType), maps.Clone(m.byStep)
 	return st
 }
 

@@ -458,6 +458,15 @@ func TestRunnerManyClients(t *testing.T) {
 	if st.Entries != flows*(1+2*turns) {
 		t.Fatalf("%d entries, want %d", st.Entries, flows*(1+2*turns))
 	}
+	ofSteps := uint64(0)
+	for k, n := range st.EntriesByStep {
+		if ofSteps += n; k.Step == "" || st.EntriesByType[k.FlowType] == 0 {
+			t.Errorf("%d entries are of %+v", n, k)
+		}
+	}
+	if ofSteps != flows*turns { // the results
+		t.Errorf("%d entries are of steps, want %d", ofSteps, flows*turns)
+	}
 	if st.Batches >= st.Entries {
 		t.Errorf("no group commit: %d batches for %d entries", st.Batches, st.Entries)
 	}

@@ -37,7 +37,7 @@ type Follower struct {
 // are used.
 func Follow(cfg Config) *Follower {
 	cfg.setDefaults()
-	m := &Machine{cfg: cfg, byType: map[string]uint64{}}
+	m := &Machine{cfg: cfg, byType: map[string]uint64{}, byStep: map[StepOf]uint64{}}
 	m.hot.byID = map[string]*hotFlow{}
 	m.committed = cfg.Tables.AppliedLSN()
 	m.nextLSN = m.committed + 1

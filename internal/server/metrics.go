@@ -115,6 +115,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		ch <- g.desc
 	}
 	ch <- m.entries
+	ch <- m.flows.entries
 }
 
 // scrapeTimeout bounds the wait for a busy partition.
@@ -129,11 +130,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for typ, n := range r.partition.EntriesByType {
 		ch <- prometheus.MustNewConstMetric(m.entries, prometheus.CounterValue, float64(n), typ)
 	}
+	m.flows.collectEntries(r.partition.EntriesByStep, ch)
 }
 
 func (m *metrics) look() reading {
 	r := reading{sinks: m.s.sinks.Stats()}
-	r.partition.EntriesByType = map[string]uint64{}
+	r.partition.EntriesByType, r.partition.EntriesByStep = map[string]uint64{}, map[partition.StepOf]uint64{}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	for _, p := range m.s.parts {
@@ -152,6 +154,9 @@ func (m *metrics) look() reading {
 			r.partition.Prefetched += st.Prefetched
 			for typ, n := range st.EntriesByType {
 				r.partition.EntriesByType[typ] += n
+			}
+			for step, n := range st.EntriesByStep {
+				r.partition.EntriesByStep[step] += n
 			}
 		}
 		js := p.log.Stats()
