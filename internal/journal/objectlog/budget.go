@@ -15,10 +15,10 @@ type Budget struct {
 	clock env.Clock
 	every time.Duration // time of one token
 
-	mu      sync.Mutex // guards all below
-	next    time.Time  // when the next token is there; up to burst in the past
-	burst   time.Duration
-	waiting []*claim // oldest first; each log once
+	mu      sync.Mutex    // guards all below
+	next    time.Time     // when the next token is there; up to burst in the past
+	burst   time.Duration // what is saved up while nobody asks, beside the next token
+	waiting []*claim      // oldest first; each log once
 	timer   env.Timer
 }
 
@@ -29,11 +29,13 @@ type claim struct {
 	granted func() // called when a token came that was waited for; must not block
 }
 
-// NewBudget makes a budget of perSecond PUTs (at least 1). A tenth of a
-// second's may be spent at once.
+// saved is the time whose tokens may be spent at once after a pause.
+const saved = 100 * time.Millisecond
+
+// NewBudget makes a budget of perSecond PUTs (at least 1).
 func NewBudget(clock env.Clock, perSecond int) *Budget {
 	b := &Budget{clock: clock, every: time.Second / time.Duration(max(perSecond, 1))}
-	b.burst = max(b.every, 100*time.Millisecond)
+	b.burst = max(saved-b.every, 0)
 	b.next = clock.Now().Add(-b.burst)
 	return b
 }

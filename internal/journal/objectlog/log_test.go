@@ -23,6 +23,7 @@ type manifest struct {
 	mu       sync.Mutex
 	epoch    uint64
 	window   int
+	owner    uint64 // nonce; of the random test
 	seq, lsn uint64
 }
 

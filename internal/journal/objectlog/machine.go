@@ -7,7 +7,7 @@ import (
 )
 
 // Action is a request to the store that a Reader or a Writer asks for. Each
-// must be answered, by GetDone or PutDone with its Seq.
+// must be answered to the one that asked, by GetDone or PutDone with its Seq.
 type Action struct {
 	Put     bool // with IfNoneMatch; else a Get
 	Seq     uint64

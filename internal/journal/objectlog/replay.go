@@ -2,6 +2,7 @@ package objectlog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -69,7 +70,7 @@ func (l *Log) takeOver(fromLSN uint64, deliver func(Delivered) error) error {
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(journal.ErrClosed) })()
 	if err := l.drive(ctx, r, deliver); err != nil {
-		return err
+		return l.superseded(ctx, err)
 	}
 	if l.o.Confirm != nil {
 		if err := l.o.Confirm(ctx); err != nil {
@@ -89,6 +90,18 @@ func (l *Log) takeOver(fromLSN uint64, deliver func(Delivered) error) error {
 	l.w = NewWriter(WriterOptions{Prefix: l.o.Prefix, Owner: l.owner, Seq: seq, LSN: lsn, MaxInFlight: l.o.Window, GiveUp: l.o.GiveUp, Rand: l.o.Rand})
 	l.o.Known = nil
 	return nil
+}
+
+// superseded is err, or that the manifest is a newer owner's: below that one's
+// head nothing holds any more, so what looks like damage may be none.
+func (l *Log) superseded(ctx context.Context, err error) error {
+	var bad *ObjectError
+	if errors.As(err, &bad) && l.o.Confirm != nil {
+		if cerr := l.o.Confirm(ctx); errors.Is(cerr, ErrFenced) {
+			return cerr
+		}
+	}
+	return err
 }
 
 // replayAgain reads what was acknowledged when it was called.
@@ -147,7 +160,7 @@ func (d driver) run(ctx context.Context, r *Reader, deliver func(Delivered) erro
 	defer asking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	answers := make(chan answer, maxAhead)
+	answers := make(chan answer, 2*maxAhead) // never blocks, as each round takes all: start may run its function at once
 	wake := make(chan struct{}, 1)
 	for {
 		for _, a := range r.Actions() {
@@ -174,6 +187,7 @@ func (d driver) run(ctx context.Context, r *Reader, deliver func(Delivered) erro
 		if err := d.wait(ctx, r, answers, wake); err != nil {
 			return err
 		}
+		d.absorb(r, answers)
 	}
 }
 
