@@ -1,6 +1,7 @@
-// Package blob stores objects by key, with conditional writes: snapshots,
-// manifests and leases are built on it. Implementations are in blob/mem and
-// blob/fs; blob/blobtest holds the conformance suite that all of them pass.
+// Package blob stores objects by key, with conditional writes: the journal,
+// snapshots, manifests and leases are built on it. Implementations are in
+// blob/mem, blob/fs and blob/s3; blob/blobtest holds the conformance suite that
+// all of them pass. Prove holds a store that runs elsewhere to its promises.
 package blob
 
 import (
@@ -34,8 +35,13 @@ var (
 	ErrAmbiguous = errors.New("blob: outcome unknown")
 	// ErrUnavailable: not done, and worth trying again later.
 	ErrUnavailable = errors.New("blob: store unavailable")
+	// ErrDenied: refused, and trying again does not help before somebody changes
+	// credentials, rights, bucket or settings; nothing was changed.
+	ErrDenied = errors.New("blob: refused by the store")
 	// ErrInvalid: the arguments break a bound or a rule; nothing was changed.
 	ErrInvalid = errors.New("blob: invalid argument")
+	// ErrUnfit: the store does not keep a promise of Store. See Prove.
+	ErrUnfit = errors.New("blob: unfit store")
 	// ErrCorrupt: the object is there but not as it was written.
 	ErrCorrupt = errors.New("blob: corrupt object")
 )

@@ -18,10 +18,12 @@ const (
 	KindPut
 	KindList
 	KindDelete
+
+	NumKinds = int(KindDelete) + 1
 )
 
 // String is the method's name.
-func (k Kind) String() string { return [...]string{"get", "put", "list", "delete"}[k] }
+func (k Kind) String() string { return [NumKinds]string{"get", "put", "list", "delete"}[k] }
 
 // Op is one call of a faulty store.
 type Op struct {

@@ -23,6 +23,8 @@ var levels = []struct {
 	{"internal/blob/fs", 12},
 	{"internal/blob/mem", 12},
 	{"internal/blob/s3", 12},
+	{"internal/blob/s3/s3proxy", 13},
+	{"internal/blob/s3/versitygw", 13},
 	{"internal/blob/fault", 13},
 	{"internal/blob/blobtest", 14},
 	{"internal/journal", 15},
@@ -97,7 +99,7 @@ var seam = []struct {
 	},
 	{
 		names:   []string{"os", "os/exec", "os/signal", "io/ioutil"},
-		allowed: []string{"internal/env", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "cmd"},
+		allowed: []string{"internal/env", "internal/load", "internal/chat", "internal/bench", "internal/flowcli", "flow", "client", "examples", "cmd", "internal/blob/s3/versitygw"},
 		instead: "env.FS, or a value that cmd/perdure passes in",
 	},
 	{
