@@ -130,7 +130,10 @@ func (c *storeCheck) count(bytes int) {
 	}
 }
 
-const layoutKey = "layout.json"
+const (
+	layoutKey        = "layout.json"
+	unfinishedLayout = 1_000_000 // what internal/backup writes until it has copied all
+)
 
 // maxPartitions is more than a store may have; keys hold three digits.
 const maxPartitions = 1000
@@ -234,6 +237,10 @@ func (c *storeCheck) layout(ctx context.Context, there bool) (int, error) {
 	if err := json.Unmarshal(o, &l); err != nil || l.Format < 1 || l.Partitions < 1 || l.Partitions > maxPartitions {
 		c.find(Damage, layoutKey, "is not as it was written")
 		return 0, nil
+	}
+	if l.Format == unfinishedLayout {
+		c.find(Damage, layoutKey, "is of a copy that was not finished: empty the target and copy again")
+		return l.Partitions, nil
 	}
 	if l.Format > 1 {
 		c.find(Warning, layoutKey, "has format %d, this program reads up to 1: use a newer one", l.Format)

@@ -54,6 +54,7 @@ var levels = []struct {
 	{"internal/httpapi", 55},
 	{"internal/grpcapi", 55},
 	{"internal/doctor", 60},
+	{"internal/backup", 60},
 	{"internal/mockllm", 60},
 	{"internal/load", 60},
 	{"internal/chat", 60},
