@@ -61,6 +61,10 @@ type Options struct {
 	Advance func(ctx context.Context, seq, lsn uint64) error
 	// Budget is shared by the logs of a node; nil: no bound.
 	Budget *Budget
+	// TailSeq is the manifest's tail_seq if the former owner has released the
+	// partition: the take-over tries its seal there before it asks whether
+	// anything is there. 0: not known.
+	TailSeq uint64
 	// Known is what a follower has read already; see Follower.Known. nil: nothing.
 	Known *Known
 

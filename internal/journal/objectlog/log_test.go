@@ -33,6 +33,9 @@ func newStore() *mem.Store {
 	return mem.New(mem.Options{Immutable: func(string) bool { return true }})
 }
 
+// newMutableStore lets tests damage objects.
+func newMutableStore() *mem.Store { return mem.New(mem.Options{}) }
+
 // take is the compare-and-swap of a take-over.
 func (m *manifest) take(store blob.Store, window int) Options {
 	m.mu.Lock()

@@ -12,8 +12,9 @@ import (
 
 const (
 	// maxAhead is how many objects are asked for, or wait to be delivered, at
-	// once; aheadBytes bounds what they weigh, going by the sizes seen so far.
-	maxAhead   = 64
+	// once: 10,000 frames at 50 ms each take 4 s. aheadBytes bounds what they
+	// weigh, going by the sizes seen so far.
+	maxAhead   = 128
 	aheadBytes = 32 << 20
 	// maxSealRounds is how often a seal may be refused where nothing is found.
 	maxSealRounds = 8
@@ -25,6 +26,9 @@ type ReaderOptions struct {
 	HeadSeq, HeadLSN uint64 // where to begin
 	// Owner takes the log over at its end: the seal is put. nil only reads.
 	Owner *Owner
+	// Tail is where the log probably ends: nothing is asked for there, but the
+	// seal is put at once. 0: not known.
+	Tail uint64
 	// Stop ends the reading before this sequence; 0 reads until one is missing.
 	Stop uint64
 	// GiveUp is how long a failing request is tried again. Default DefaultGiveUp;
@@ -212,6 +216,11 @@ func (r *Reader) again(now time.Time, tries *int, first, at *time.Time, err erro
 func (r *Reader) advance() {
 	for r.err == nil && !r.done {
 		if r.o.Stop != 0 && r.c.seq >= r.o.Stop {
+			r.atEnd()
+			return
+		}
+		if r.o.Owner != nil && r.c.seq == r.o.Tail {
+			r.o.Tail = 0
 			r.atEnd()
 			return
 		}

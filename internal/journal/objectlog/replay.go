@@ -57,7 +57,7 @@ func (l *Log) Replay(fromLSN uint64, fn func(journal.Frame) error) error {
 // takeOver reads the log to its end and seals it.
 func (l *Log) takeOver(fromLSN uint64, deliver func(Delivered) error) error {
 	o := l.readerOptions()
-	o.Owner = &l.owner
+	o.Owner, o.Tail = &l.owner, l.o.TailSeq
 	known := l.o.Known.from(l.headSeq, fromLSN)
 	if known != nil {
 		o.from = &known.c

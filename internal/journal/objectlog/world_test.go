@@ -518,7 +518,11 @@ var seeds = flag.Uint64("seeds", 200, "runs of TestRandomOwners")
 // TestRandomOwners lets owners, zombies and their successors meet on one store.
 // In a build with a planted mistake it must find it.
 func TestRandomOwners(t *testing.T) {
-	for seed := range *seeds {
+	n := *seeds
+	if raceDetector {
+		n = min(n, 40)
+	}
+	for seed := range n {
 		err := run(seed)
 		switch {
 		case err != nil && planted() != "":
@@ -529,6 +533,6 @@ func TestRandomOwners(t *testing.T) {
 		}
 	}
 	if planted() != "" {
-		t.Fatalf("%s was not found within %d seeds", planted(), *seeds)
+		t.Fatalf("%s was not found within %d seeds", planted(), n)
 	}
 }

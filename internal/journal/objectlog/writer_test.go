@@ -262,9 +262,9 @@ func TestPace(t *testing.T) {
 		window  int
 		gap     time.Duration
 	}{
-		{0, 1, 0}, {time.Millisecond, 1, time.Millisecond}, {8 * time.Millisecond, 1, 8 * time.Millisecond},
-		{9 * time.Millisecond, 2, 4500 * time.Microsecond}, {24 * time.Millisecond, 3, 8 * time.Millisecond},
-		{50 * time.Millisecond, 4, 12500 * time.Microsecond}, {time.Second, 4, 250 * time.Millisecond},
+		{0, 1, 0}, {time.Millisecond, 1, 875 * time.Microsecond}, {8 * time.Millisecond, 1, 7 * time.Millisecond},
+		{16 * time.Millisecond, 2, 7 * time.Millisecond}, {24 * time.Millisecond, 3, 7 * time.Millisecond},
+		{64 * time.Millisecond, 4, 14 * time.Millisecond}, {time.Second, 4, 218750 * time.Microsecond},
 	} {
 		p := pace{c.latency}
 		if n := p.window(4); n != c.window || p.gap(n) != c.gap {
@@ -296,10 +296,10 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestWriterSpreadsItsPuts: 50 ms, four in flight, so one starts each 12.5 ms.
+// TestWriterSpreadsItsPuts: 64 ms, four in flight, so one starts each 14 ms.
 func TestWriterSpreadsItsPuts(t *testing.T) {
 	s := newScript(t, 4)
-	s.w.pace.latency = 50 * time.Millisecond
+	s.w.pace.latency = 64 * time.Millisecond
 	var starts []time.Duration
 	began := s.now
 	for range 4 {
@@ -317,7 +317,7 @@ func TestWriterSpreadsItsPuts(t *testing.T) {
 	if n, at := s.w.Room(s.now.Add(time.Hour)); n != 0 || !at.IsZero() {
 		t.Fatal("the window is full, and only an answer helps", n, at)
 	}
-	if fmt.Sprint(starts) != "[0s 12ms 25ms 37ms]" {
+	if fmt.Sprint(starts) != "[0s 14ms 28ms 42ms]" {
 		t.Fatal(starts)
 	}
 	// With nothing in flight it starts at once.

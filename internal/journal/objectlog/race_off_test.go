@@ -1,0 +1,5 @@
+//go:build !race
+
+package objectlog
+
+const raceDetector = false
