@@ -120,8 +120,10 @@ func (r refusal) sentinel(c *call) error {
 		return blob.ErrUnavailable
 	case r.status == http.StatusUnauthorized, r.status == http.StatusForbidden, r.status == http.StatusNotImplemented && r.code != "":
 		return blob.ErrDenied
-	case r.status == http.StatusConflict, r.status == http.StatusRequestTimeout, r.code == "RequestTimeout":
-		return unknown // Conflict: a write at the same time; the outcome shows by writing again
+	case r.status == http.StatusConflict, r.missing() && c.ifNoneMatch:
+		return unknown // a write or delete at the same time; the outcome shows by writing again
+	case r.status == http.StatusRequestTimeout, r.code == "RequestTimeout":
+		return unknown
 	case r.code != "" && r.status >= 300 && r.status < 500:
 		return blob.ErrDenied
 	default:

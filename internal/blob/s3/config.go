@@ -73,6 +73,7 @@ type Config struct {
 	// within their timeout. 0 is DefaultMaxConns.
 	MaxConns int
 
+	// The world; all three are needed.
 	Dialer env.Dialer
 	Clock  env.Clock
 	Rand   env.Rand

@@ -29,6 +29,10 @@ const (
 	slowest = 1 << 20
 	// maxErrorBody is how much of an answer is read that is no object or list.
 	maxErrorBody = 64 << 10
+	// suspectAfter is how long a connection may be silent before its end makes
+	// the idle ones suspect: after a cut in the network all of them are dead, and
+	// each would cost a request its timeout.
+	suspectAfter = time.Second
 )
 
 // call is one request.
@@ -66,11 +70,15 @@ func (s *Store) do(ctx context.Context, c *call) (*answer, error) {
 	}
 	began := s.cfg.Clock.Now()
 	a, err := s.exchange(ctx, c)
+	took := s.cfg.Clock.Now().Sub(began)
 	in := 0
 	if err == nil && c.kind == blob.KindGet {
 		in = len(a.body)
 	}
-	s.meter.Record(c.kind, blob.ResultOf(err), in, len(c.body), s.cfg.Clock.Now().Sub(began))
+	s.meter.Record(c.kind, blob.ResultOf(err), in, len(c.body), took)
+	if took > suspectAfter && (errors.Is(err, errTimeout) || ctx.Err() != nil) {
+		s.transport.CloseIdleConnections()
+	}
 	return a, err
 }
 

@@ -57,11 +57,19 @@ func (c hasty) AfterFunc(d time.Duration, f func()) env.Timer {
 	return c.SystemClock.AfterFunc(d/c.factor, f)
 }
 
-// fuse is the system's clock with timers that end when it burns.
+// fuse is the system's clock with timers that end when it burns, which passes a
+// minute.
 type fuse struct {
 	env.SystemClock
-	mu      sync.Mutex
-	pending []func() // guarded by mu
+	mu      sync.Mutex // guards all below
+	pending []func()
+	burnt   time.Duration
+}
+
+func (c *fuse) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.SystemClock.Now().Add(c.burnt)
 }
 
 func (c *fuse) AfterFunc(d time.Duration, f func()) env.Timer {
@@ -74,6 +82,7 @@ func (c *fuse) AfterFunc(d time.Duration, f func()) env.Timer {
 func (c *fuse) burn() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.burnt += time.Minute
 	for _, f := range c.pending {
 		f()
 	}

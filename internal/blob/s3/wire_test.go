@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -137,6 +138,56 @@ func TestTimeout(t *testing.T) {
 	s = open(t, with(config(endpoint, ""), patient))
 	err := blob.Prove(t.Context(), s, with(proof(s), func(p *blob.Proof) { p.Clock = hasty{factor: 100} }))
 	wantOnly(t, "prove", err, blob.ErrUnavailable)
+}
+
+// TestSilenceEndsIdleConnections: after a timeout, the next request does not
+// take its chances with another old connection.
+func TestSilenceEndsIdleConnections(t *testing.T) {
+	var clock fuse
+	var made atomic.Int32
+	warm, over := make(chan struct{}), make(chan struct{})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		switch r.URL.Path {
+		case "/perdure-test/warm": // two at a time
+			select {
+			case warm <- struct{}{}:
+			case <-warm:
+			}
+		case "/perdure-test/silent":
+			clock.burn()
+			<-over
+		}
+		w.Header().Set("Etag", `"e"`)
+	}))
+	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			made.Add(1)
+		}
+	}
+	server.Start()
+	defer server.Close()
+	defer close(over)
+	s := open(t, with(config(server.URL, ""), func(c *s3.Config) { c.Clock = &clock }))
+	put := func(key string) error {
+		_, err := s.Put(t.Context(), key, nil, blob.PutOptions{})
+		return err
+	}
+	var two sync.WaitGroup
+	for range 2 {
+		two.Go(func() {
+			if err := put("warm"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	two.Wait()
+	if err := put("silent"); !errors.Is(err, blob.ErrAmbiguous) || made.Load() != 2 {
+		t.Errorf("%v, %d connections", err, made.Load())
+	}
+	if err := put("k"); err != nil || made.Load() != 3 {
+		t.Errorf("%v, %d connections", err, made.Load())
+	}
 }
 
 // TestContextEndsDuringACall: the outcome of a write is open, and the
