@@ -64,6 +64,7 @@ var levels = []struct {
 	{"perduretest", 75},
 	{"internal/sim", 80},
 	{"cmd/perdure", 100},
+	{"deploy", 110},
 	{"e2e/clients", 110},
 	{"e2e/crash", 110},
 	{"e2e/docs", 110},
