@@ -3,7 +3,9 @@ package s3proxy_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
@@ -129,6 +131,40 @@ func TestMixedFaultsAreDrawn(t *testing.T) {
 	faults := s.SlowDowns + s.Lost + s.AnswersLost + s.Late
 	if s.Requests != 200 || faults < 120 || faults == 200 || min(s.SlowDowns, s.Lost, s.AnswersLost, s.Late) == 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestErrorsAreHonest: under all faults, what is said to be done is done, and
+// what is said not to be done is not.
+func TestErrorsAreHonest(t *testing.T) {
+	w := begin(t)
+	w.proxy.Set(s3proxy.Rules{SlowDown: 20, Lost: 20, AnswerLost: 20, Late: 10, LateBy: time.Millisecond, WritesOnly: true})
+	const writers, each = 8, 40
+	said := make([]error, writers*each)
+	var all sync.WaitGroup
+	for i := range writers {
+		all.Go(func() {
+			for n := i * each; n < (i+1)*each; n++ {
+				said[n] = w.put(t.Context(), fmt.Sprint("k", n))
+			}
+		})
+	}
+	all.Wait()
+	counts := map[blob.Result]int{}
+	for n, err := range said {
+		r := blob.ResultOf(err)
+		counts[r]++
+		exists := w.exists(t, fmt.Sprint("k", n))
+		if (r == blob.ResultOK && !exists) || (r == blob.ResultUnavailable && exists) {
+			t.Errorf("k%d: %v, but exists is %v", n, err, exists)
+		}
+	}
+	if counts[blob.ResultOK]+counts[blob.ResultUnavailable]+counts[blob.ResultAmbiguous] != len(said) || len(counts) != 3 {
+		t.Errorf("%v", counts)
+	}
+	put := w.behind.Stats()[blob.KindPut]
+	if put.Requests() != uint64(len(said)) || put.BytesOut == 0 {
+		t.Errorf("%d puts were counted", put.Requests())
 	}
 }
 
