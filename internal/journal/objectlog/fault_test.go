@@ -203,6 +203,25 @@ func TestBeginIsRefused(t *testing.T) {
 	mustWrite(t, l, 1, 1)
 }
 
+// TestRefusedFramesWaitTheirTurn: also an error is told in order.
+func TestRefusedFramesWaitTheirTurn(t *testing.T) {
+	g := &gate{Store: newStore()}
+	l, _ := openLog(t, newManifest().take(g, 4))
+	g.shut()
+	order := make(chan int, 3)
+	l.Begin(frame(l, 1), func(error) { order <- 1 })
+	f := frame(l, 1)
+	f.Seq += 7
+	l.Begin(f, func(error) { order <- 2 })
+	l.Begin(frame(l, 1), func(error) { order <- 3 })
+	g.open()
+	for want := 1; want <= 3; want++ {
+		if got := <-order; got != want {
+			t.Fatalf("%d is told as number %d", got, want)
+		}
+	}
+}
+
 func TestOpenChecksItsOptions(t *testing.T) {
 	good := newManifest().take(newStore(), 4)
 	for name, change := range map[string]func(*Options){

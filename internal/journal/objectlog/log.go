@@ -3,7 +3,7 @@
 // docs/JOURNAL_FORMAT.md describes the objects and how they are read.
 //
 // What it promises, whatever the clocks say, if the epoch rises at every
-// take-over: each acknowledged frame is read by every later owner and follower,
+// take-over and Options.Confirm is set: each acknowledged frame is read by every later owner and follower,
 // in order and unchanged; and once a newer epoch has taken the log over, no
 // older one is acknowledged anything that the newer one has not read.
 //
@@ -141,7 +141,7 @@ type Log struct {
 	w                *Writer    // nil until the log is taken over
 	index            *Index
 	headSeq, headLSN uint64
-	begun            []func(error) // of the frames in w, oldest first
+	begun            []begun // frames in w, and refused ones behind those, oldest first
 	calls            []call        // to be made, in order
 	calling          bool          // somebody makes them
 	onRoom           func()
@@ -154,6 +154,11 @@ type Log struct {
 	swept            bool     // leftovers of former owners were looked for
 	deleting         bool     // somebody deletes
 	stats            Stats
+}
+
+type begun struct {
+	done    func(error)
+	refused error // not in w
 }
 
 type call struct {
@@ -248,6 +253,7 @@ func (l *Log) Close() error {
 	l.mu.Unlock()
 	l.cancel(journal.ErrClosed)
 	l.makeCalls()
+	l.roomGrew()
 	if l.o.Budget != nil {
 		l.o.Budget.leave(&l.claim)
 	}

@@ -86,7 +86,7 @@ func (l *Log) Begin(f journal.Frame, done func(error)) {
 		l.refuse(done, err)
 		return
 	}
-	l.begun = append(l.begun, done)
+	l.begun = append(l.begun, begun{done: done})
 	todo := l.collect()
 	l.mu.Unlock()
 	if l.o.Budget != nil {
@@ -101,7 +101,8 @@ func (l *Log) Begin(f journal.Frame, done func(error)) {
 // refuse answers a frame that was not taken, behind those before it.
 func (l *Log) refuse(done func(error), err error) {
 	l.mu.Lock()
-	l.calls = append(l.calls, call{done, err})
+	l.begun = append(l.begun, begun{done, err})
+	l.flush()
 	closed := l.closed
 	if !closed {
 		l.start(l.makeCalls)
@@ -116,9 +117,10 @@ func (l *Log) refuse(done func(error), err error) {
 // and the requests to make are returned. l.mu is held.
 func (l *Log) collect() []Action {
 	for _, f := range l.w.Finished() {
-		l.calls = append(l.calls, call{l.begun[0], f.Err})
-		l.begun[0] = nil
+		l.calls = append(l.calls, call{l.begun[0].done, f.Err})
+		l.begun[0] = begun{}
 		l.begun = l.begun[1:]
+		l.flush()
 		if f.Err == nil {
 			l.index.Add(f.Seq, f.FirstLSN, f.Count, len(f.Data))
 			if !plantAckEarly {
@@ -132,6 +134,15 @@ func (l *Log) collect() []Action {
 	}
 	l.arm(l.o.Clock.Now())
 	return todo
+}
+
+// flush answers refused frames that have no others before them. l.mu is held.
+func (l *Log) flush() {
+	for len(l.begun) > 0 && l.begun[0].refused != nil {
+		l.calls = append(l.calls, call{l.begun[0].done, l.begun[0].refused})
+		l.begun[0] = begun{}
+		l.begun = l.begun[1:]
+	}
 }
 
 // do starts the requests: each on a goroutine, at most one for each frame in
@@ -234,6 +245,8 @@ func (l *Log) tick() {
 		l.mu.Unlock()
 		return
 	}
+	l.inFlight.Add(1)
+	defer l.inFlight.Done()
 	l.w.Tick(now, leased)
 	l.settle(now)
 }

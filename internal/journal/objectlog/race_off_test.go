@@ -1,5 +1,0 @@
-//go:build !race
-
-package objectlog
-
-const raceDetector = false
