@@ -153,6 +153,7 @@ func doctorCommand() *cobra.Command {
 		Use: "doctor", Args: cobra.NoArgs,
 		Short: "Check configuration, disk, limits and providers; exit 1 when something would fail",
 	}
+	c.AddCommand(doctorStoreCommand())
 	flags := config.RegisterFlags(c.Flags())
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
