@@ -155,13 +155,11 @@ func (h *Holder) Over() error { return h.over }
 // Trouble is what was wrong with the last answer, nil if nothing.
 func (h *Holder) Trouble() error { return h.trouble }
 
-// Wake is when Next is to be called again if no answer comes before.
+// Wake is when Next is to be called again, unless a request is on its way: then
+// after its answer.
 func (h *Holder) Wake() time.Duration {
-	switch {
-	case h.busy:
-		return h.until
-	case h.Until() > 0:
-		return min(h.due, h.until)
+	if until := h.Until(); until > 0 {
+		return min(h.due, until)
 	}
 	return h.due
 }
