@@ -142,8 +142,8 @@ type Log struct {
 	index            *Index
 	headSeq, headLSN uint64
 	begun            []begun // frames in w, and refused ones behind those, oldest first
-	calls            []call        // to be made, in order
-	calling          bool          // somebody makes them
+	calls            []call  // to be made, in order
+	calling          bool    // somebody makes them
 	onRoom           func()
 	starved          bool // MaxInFlight has said 0 since
 	timer            env.Timer

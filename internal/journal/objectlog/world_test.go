@@ -359,7 +359,11 @@ func (n *simNode) trim() {
 
 // tail lets the follower look for new frames.
 func (w *world) tail() {
-	w.after(w.upTo(200*time.Millisecond), w.tail)
+	pause := 200 * time.Millisecond
+	if w.percent(10) {
+		pause = 5 * time.Second // it may be trimmed
+	}
+	w.after(w.upTo(pause), w.tail)
 	if w.follow == nil {
 		w.follow = NewFollower(FollowerOptions{Store: w.store, Prefix: testPrefix, HeadSeq: w.m.seq, HeadLSN: w.m.lsn, Head: w.m.head,
 			Clock: env.SystemClock{}, Go: func(f func()) { f() }})
@@ -513,7 +517,7 @@ func planted() string {
 
 // seeds is how many runs there are, and within how many a planted mistake must
 // be found.
-var seeds = flag.Uint64("seeds", 200, "runs of TestRandomOwners")
+var seeds = flag.Uint64("seeds", 120, "runs of TestRandomOwners")
 
 // TestRandomOwners lets owners, zombies and their successors meet on one store.
 // In a build with a planted mistake it must find it.
