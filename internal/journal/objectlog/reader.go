@@ -26,6 +26,10 @@ type ReaderOptions struct {
 	HeadSeq, HeadLSN uint64 // where to begin
 	// Owner takes the log over at its end: the seal is put. nil only reads.
 	Owner *Owner
+	// Known spares reading again what a follower has read, as far as FromLSN, the
+	// first entry that is still needed, allows. nil: nothing is known.
+	Known   *Known
+	FromLSN uint64
 	// Tail is where the log probably ends: nothing is asked for there, but the
 	// seal is put at once. 0: not known.
 	Tail uint64
@@ -94,6 +98,9 @@ func NewReader(o ReaderOptions) *Reader {
 		r.c = *o.from
 	}
 	r.index = NewIndex(r.c.lsn)
+	if k := o.Known.from(o.HeadSeq, o.FromLSN); k != nil {
+		r.c, r.index = k.c, k.index
+	}
 	r.advance()
 	return r
 }
@@ -132,7 +139,8 @@ func (r *Reader) Done() bool { return r.done && r.err == nil }
 // of the next entry. For an owner that is Done: where it writes.
 func (r *Reader) Place() (seq, lsn uint64) { return r.c.seq, r.c.lsn }
 
-// Index is of all frames read; the reader goes on filling it until it is Done.
+// Index is of all frames from the head on; the reader goes on filling it until
+// it is Done.
 func (r *Reader) Index() *Index { return r.index }
 
 // Wake is when to Tick; zero if there is nothing to wait for but answers.

@@ -57,15 +57,8 @@ func (l *Log) Replay(fromLSN uint64, fn func(journal.Frame) error) error {
 // takeOver reads the log to its end and seals it.
 func (l *Log) takeOver(fromLSN uint64, deliver func(Delivered) error) error {
 	o := l.readerOptions()
-	o.Owner, o.Tail = &l.owner, l.o.TailSeq
-	known := l.o.Known.from(l.headSeq, fromLSN)
-	if known != nil {
-		o.from = &known.c
-	}
+	o.Owner, o.Tail, o.Known, o.FromLSN = &l.owner, l.o.TailSeq, l.o.Known, fromLSN
 	r := NewReader(o)
-	if known != nil {
-		r.index = known.index
-	}
 	ctx, cancel := context.WithCancelCause(l.opening)
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(journal.ErrClosed) })()

@@ -139,13 +139,22 @@ func (w *world) takeOver() *simNode {
 		w.m.epoch--
 	}
 	w.m.window = max(w.m.window, n.window)
-	n.epoch, n.head = w.m.epoch, w.m.lsn
+	n.epoch = w.m.epoch
 	w.m.owner = n.nonce
 	if w.percent(30) {
 		n.leaseEnd = w.now.Add(w.upTo(4 * time.Second))
 	}
-	n.reader = NewReader(ReaderOptions{Prefix: testPrefix, HeadSeq: w.m.seq, HeadLSN: w.m.lsn, Rand: &w.rand,
-		Owner: &Owner{Epoch: n.epoch, Nonce: n.nonce, Window: w.m.window}})
+	o := ReaderOptions{Prefix: testPrefix, HeadSeq: w.m.seq, HeadLSN: w.m.lsn, Rand: &w.rand,
+		Owner: &Owner{Epoch: n.epoch, Nonce: n.nonce, Window: w.m.window}}
+	if w.follow != nil && w.percent(40) { // a warm standby
+		_, lsn := w.follow.Place()
+		o.Known, o.FromLSN = w.follow.Known(), lsn-min(w.rand.Uint64()%4, lsn-1)
+		if w.percent(20) {
+			o.Tail, _ = w.follow.Place()
+		}
+	}
+	n.reader = NewReader(o)
+	_, n.head = n.reader.Place()
 	w.nodes = append(w.nodes, n)
 	n.pump()
 	return n
