@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -74,10 +75,24 @@ func serve(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Log
 	if err != nil {
 		return exitWith(exitFailed, fmt.Errorf("listen on %s: %w (is another server running? choose another with --listen)", cfg.Listen, err))
 	}
-	s, err := server.Open(cfg, world, version(), log)
+	defer l.Close() //nolint:errcheck // it is served no more
+	for {
+		err := serveOnce(ctx, cfg, world, log, out, l)
+		if !errors.Is(err, server.ErrTermOver) {
+			return exitWith(exitFailed, err)
+		}
+		log.Warn("this process is not the active one any more and stands by", "error", err)
+	}
+}
+
+// serveOnce serves for as long as this process is the active one.
+func serveOnce(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Logger, out io.Writer, l net.Listener) error {
+	s, err := server.OpenOn(ctx, server.Lend(ctx, l), cfg, world, version(), log)
 	if err != nil {
-		_ = l.Close()
-		return exitWith(exitFailed, err)
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			return nil // asked to stop while it stood by
+		}
+		return err
 	}
 	if os.Getenv("GOGC") == "" {
 		s.PaceGC()
@@ -85,7 +100,7 @@ func serve(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Log
 	debug.FreeOSMemory() // the start needed more than the rest, code and constants, too
 	env.DropCode()
 	greet(out, l.Addr().String(), cfg)
-	return exitWith(exitFailed, s.Serve(ctx, l))
+	return s.Serve(ctx, server.Lend(ctx, l))
 }
 
 // greet prints where the server is and one command to try it.
@@ -116,8 +131,12 @@ func greet(w io.Writer, addr string, cfg *config.Config) {
 }
 
 func dataOf(cfg *config.Config) string {
-	if cfg.Store == "mem:" {
+	switch {
+	case cfg.Store == "mem:":
 		return "memory: nothing is kept"
+	case cfg.Store != "":
+		where, _, _ := strings.Cut(cfg.Store, "?")
+		return where + ", cached in " + cfg.Data
 	}
 	return cfg.Data
 }

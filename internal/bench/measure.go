@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -101,7 +102,7 @@ func (t *trial) serve(ctx context.Context) error {
 	t.job.Address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	args := []string{"serve", "--data", filepath.Join(t.dir, "data"), "--listen", t.job.Address}
 	if t.c.Store != "" {
-		args = append(args, "--store", t.c.Store)
+		args = append(args, "--store", below(t.c.Store, filepath.Base(t.dir)))
 	}
 	if t.c.StoreLatency > 0 {
 		args = append(args, "--store-latency", t.c.StoreLatency.String())
@@ -261,6 +262,20 @@ func (t *trial) follow(ctx context.Context) (Figures, error) {
 	}
 }
 
+// below gives each run a place of its own in an object store, which it leaves as
+// it is.
+func below(store, name string) string {
+	place, query, asked := strings.Cut(store, "?")
+	if !strings.HasPrefix(place, "s3:") {
+		return store
+	}
+	place = strings.TrimSuffix(place, "/") + "/" + name
+	if asked {
+		place += "?" + query
+	}
+	return place
+}
+
 // look reads CPU and metrics, each with its instant.
 func (t *trial) look(ctx context.Context) (s snapshot) {
 	s.worker = t.cpu(t.worker)
@@ -338,6 +353,10 @@ func (t *trial) figures(o *outcome) Figures {
 		if puts := since(a.puts, b.puts); puts >= 0 {
 			rate := round(puts/took, 2)
 			f.Journal.Puts = &rate
+			f.Journal.Store = &Store{
+				Puts: round(puts/took/perS*1000, 3), Gets: round(max(since(a.gets, b.gets), 0)/took/perS*1000, 3),
+				Lists: round(max(since(a.lists, b.lists), 0)/took/perS*1000, 3), Bytes: round(max(since(a.sent, b.sent), 0)/took/perS, 1),
+			}
 		}
 	}
 	return f

@@ -14,8 +14,8 @@ import (
 // counters are what is read from a server's metrics. One that it does not have
 // is below zero.
 type counters struct {
-	batches, bytes, puts float64
-	cpuSeconds, rss      float64
+	batches, bytes, puts, gets, lists, sent float64
+	cpuSeconds, rss                         float64
 }
 
 // wanted are the names, without the namespace, which can be set.
@@ -24,6 +24,9 @@ func (c *counters) wanted() map[string]*float64 {
 		"journal_batches_total":         &c.batches,
 		"journal_bytes_total":           &c.bytes,
 		"store_puts_total":              &c.puts,
+		"store_gets_total":              &c.gets,
+		"store_lists_total":             &c.lists,
+		"store_written_bytes_total":     &c.sent,
 		"process_cpu_seconds_total":     &c.cpuSeconds,
 		"process_resident_memory_bytes": &c.rss,
 	}
@@ -58,7 +61,7 @@ func scrape(ctx context.Context, address, key string) (counters, error) {
 
 // parseMetrics adds up the samples of each wanted name over its labels.
 func parseMetrics(in io.Reader) counters {
-	c := counters{-1, -1, -1, -1, -1}
+	c := counters{-1, -1, -1, -1, -1, -1, -1, -1}
 	wanted := c.wanted()
 	sc := bufio.NewScanner(in)
 	for sc.Scan() {

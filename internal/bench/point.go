@@ -57,6 +57,16 @@ type Journal struct {
 	Batches float64  `json:"batches_per_1000_ops"`
 	Bytes   float64  `json:"bytes_per_op"`
 	Puts    *float64 `json:"puts_per_s,omitempty"` // of an object store
+	Store   *Store   `json:"store,omitempty"`      // nil: there is none
+}
+
+// Store is what an object store was asked for the window's units. LIST requests
+// cost what PUTs do.
+type Store struct {
+	Puts  float64 `json:"puts_per_1000_ops"`
+	Gets  float64 `json:"gets_per_1000_ops"`
+	Lists float64 `json:"lists_per_1000_ops"`
+	Bytes float64 `json:"written_bytes_per_op"`
 }
 
 // Settings are what a point is repeated with, and what it was measured on.

@@ -488,3 +488,16 @@ func TestWakesTravel(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestEachRunHasItsPlaceInAStore(t *testing.T) {
+	for store, want := range map[string]string{
+		"mem:":                         "mem:",
+		"":                             "",
+		"s3://bucket":                  "s3://bucket/run-1",
+		"s3://bucket/a/?region=r&x=y?": "s3://bucket/a/run-1?region=r&x=y?",
+	} {
+		if got := below(store, "run-1"); got != want {
+			t.Errorf("below(%q) = %q, want %q", store, got, want)
+		}
+	}
+}

@@ -50,6 +50,10 @@ type Config struct {
 	env     map[string]string // the environment given to Load, for ${NAME} and key_env
 }
 
+// Environ reads a variable of the environment that was given to Load; "" when it
+// is not set.
+func (c *Config) Environ(name string) string { return c.env[name] }
+
 // Kernel bounds the scheduling of turns. Partitions is fixed when a data
 // directory is made.
 type Kernel struct {
@@ -180,6 +184,8 @@ type Cluster struct {
 	NodeID    string        `key:"node_id" check:"name" doc:"Name of this process in the store, unique there. Empty = one that is made once and kept in data."`
 	Advertise string        `key:"advertise" flag:"advertise" check:"hostport" doc:"Address under which the other processes and people find this one. Empty = listen."`
 	LeaseTTL  time.Duration `key:"lease_ttl" default:"10s" min:"1s" max:"60s" doc:"How long a process that died is waited for. Its lease is renewed in 0.35 of it, a PUT each time."`
+	// FollowEvery costs a GET for each partition.
+	FollowEvery time.Duration `key:"follow_every" default:"1s" min:"50ms" max:"1m" doc:"How often a process that stands by looks for new batches: a GET for each partition."`
 }
 
 // State tunes the tables.

@@ -216,6 +216,9 @@ func (r *Runner) put(ctx context.Context, q request) error {
 // committed by one batch (see Do).
 func (r *Runner) Tables() *state.DB { return r.m.cfg.Tables }
 
+// Err says why the ownership ended, nil when it did not. Only after Stop.
+func (r *Runner) Err() error { return r.m.Err() }
+
 // Waiting counts the requests in the queue.
 func (r *Runner) Waiting() int { return len(r.in) }
 

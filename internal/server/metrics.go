@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/perdure-dev/perdure/internal/effect/model"
+	"github.com/perdure-dev/perdure/internal/journal"
+	"github.com/perdure-dev/perdure/internal/journal/objectlog"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/sink"
 )
@@ -57,6 +59,9 @@ func newMetrics(s *Server) *metrics {
 	m.entries = prometheus.NewDesc(prometheus.BuildFQName(ns, "", "flow_entries_total"), "Commands journaled, by flow type.", []string{"flow_type"}, nil)
 	m.addGauges(ns)
 	m.registry.MustRegister(m.flows.collectors()...)
+	if s.objects != nil {
+		m.registry.MustRegister(newStoreMetrics(ns, s.objects.measured.Stats))
+	}
 	m.registry.MustRegister(m.turns, m.prompt, m.output, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -87,7 +92,7 @@ func (m *metrics) addGauges(ns string) {
 	add("log_write_errors_total", "Failed writes to the logs; they are tried again.", c, sinks(func(s sink.Stats) float64 { return float64(s.WriteErrors) }))
 	add("proposal_queue", "Commands waiting for a partition.", g, func(r *reading) float64 { return float64(r.waiting) })
 	add("journal_entries_total", "Commands journaled.", c, func(r *reading) float64 { return float64(r.partition.Entries) })
-	add("journal_batches_total", "Journal batches committed: one sync each.", c, func(r *reading) float64 { return float64(r.partition.Batches) })
+	add("journal_batches_total", "Journal batches committed: one sync, or one object, each.", c, func(r *reading) float64 { return float64(r.partition.Batches) })
 	add("journal_bytes_total", "Bytes written to the journal.", c, func(r *reading) float64 { return float64(r.journal) })
 	add("journal_syncs_total", "fdatasync calls of the journal.", c, func(r *reading) float64 { return float64(r.syncs) })
 	add("commands_refused_total", "Commands the core refused; they changed nothing.", c, func(r *reading) float64 { return float64(r.partition.Refused) })
@@ -159,9 +164,14 @@ func (m *metrics) look() reading {
 				r.partition.EntriesByStep[step] += n
 			}
 		}
-		js := p.log.Stats()
-		r.syncs += js.Syncs
-		r.journal += js.Bytes
+		switch log := p.log.(type) {
+		case *journal.Log:
+			st := log.Stats()
+			r.syncs += st.Syncs
+			r.journal += st.Bytes
+		case *objectlog.Log:
+			r.journal += log.Stats().Bytes
+		}
 	}
 	return r
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/perdure-dev/perdure/internal/admit"
 	"github.com/perdure-dev/perdure/internal/agent"
@@ -51,7 +50,10 @@ type Server struct {
 	metrics *metrics
 
 	lock      io.Closer
+	node      string // ID of this process in the store
 	store     blob.Store
+	listening string   // the address that is listened on; empty = not known
+	objects   *objects // nil = journals are on the local disk
 	shared    *state.Shared
 	parts     []*part
 	set       partition.Set
@@ -84,15 +86,6 @@ type Server struct {
 	closed     sync.Once
 }
 
-// part is one partition and what it stands on.
-type part struct {
-	id     int
-	tables *state.DB
-	log    *journal.Log
-	runner *partition.Runner
-	epoch  uint64
-}
-
 // openTimeout bounds the start.
 const openTimeout = 10 * time.Minute
 
@@ -104,15 +97,30 @@ const closeTimeout = 2 * time.Second
 // what is not written then is read from the outbox at the next start.
 const sinkTimeout = 5 * time.Second
 
+// ErrTermOver: on an object store, this process is not the active one any more.
+// Open it again, and it stands by.
+var ErrTermOver = errors.New("this process is no longer the active one of its store")
+
 // Open takes the data directory, recovers every partition and is ready to
-// serve. e.FS is replaced by memory when cfg.Store says so.
+// serve. e.FS is replaced by memory when cfg.Store says so. On an object store it
+// first waits until this process is the active one.
 func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
+	return OpenOn(context.Background(), nil, cfg, e, version, log)
+}
+
+// OpenOn is Open for a process that can be asked to stop, by ctx, while it stands
+// by. Meanwhile it answers on l, if there is one, that it is alive and not ready;
+// l is closed for that, so lend it (see Lend).
+func OpenOn(ctx context.Context, l net.Listener, cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
 	dir := filepath.Clean(cfg.Data)
 	if inMemory(cfg) {
 		e.FS, dir = vfs.NewMem(), "/"
 	}
 	s := &Server{dir: dir, cfg: cfg, env: e, version: version, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
-	if err := s.open(); err != nil {
+	if l != nil {
+		s.listening = l.Addr().String()
+	}
+	if err := s.open(ctx, l); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -126,12 +134,7 @@ func inMemory(cfg *config.Config) bool { return cfg.Store == "mem:" }
 // memoryBytes bounds the journal of a partition and the access log in memory.
 const memoryBytes = 4 << 20
 
-func (s *Server) open() error {
-	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
-	defer cancel()
-	if err := s.openGRPC(); err != nil {
-		return err
-	}
+func (s *Server) open(ctx context.Context, l net.Listener) error {
 	var err error
 	if s.providers, err = Providers(s.cfg, s.env); err != nil {
 		return err
@@ -142,6 +145,17 @@ func (s *Server) open() error {
 	}
 	s.tools = tools
 	if err := s.openStore(ctx); err != nil {
+		return err
+	}
+	s.makeParts()
+	if s.objects != nil {
+		if err := s.becomeActive(ctx, l); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	if err := s.openGRPC(); err != nil {
 		return err
 	}
 	s.metrics = newMetrics(s)
@@ -169,52 +183,18 @@ func (s *Server) openStore(ctx context.Context) error {
 		return fmt.Errorf("data directory %s cannot be locked; is it in use by another process? %w", s.cfg.Data, err)
 	}
 	s.lock = lock
-	store, err := blobfs.Open(s.env.FS, filepath.Join(s.dir, "objects"))
+	if s.node, err = s.nodeID(); err != nil {
+		return err
+	}
+	if onObjects(s.cfg) {
+		err = s.openObjects(ctx)
+	} else {
+		s.store, err = blobfs.Open(s.env.FS, filepath.Join(s.dir, "objects"))
+	}
 	if err != nil {
-		return fmt.Errorf("object directory: %w", err)
+		return fmt.Errorf("object store: %w", err)
 	}
-	s.store = store
-	return checkLayout(ctx, store, s.cfg.Kernel.Partitions)
-}
-
-func (s *Server) openPartitions(ctx context.Context) error {
-	s.shared = state.NewShared(int64(s.cfg.State.CacheBytes), 0)
-	s.parts = make([]*part, s.cfg.Kernel.Partitions)
-	machines := make([]*partition.Machine, len(s.parts))
-	var g errgroup.Group
-	g.SetLimit(4)
-	for i := range s.parts {
-		s.parts[i] = &part{id: i}
-		g.Go(func() (err error) {
-			machines[i], err = s.openPartition(ctx, s.parts[i])
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	if err := s.openSinks(); err != nil {
-		return err
-	}
-	for i, p := range s.parts {
-		if err := p.tables.OpenFlows(func(f *wire.Flow) error { s.sessions.Recover(f); return nil }); err != nil {
-			return fmt.Errorf("partition %d: read open flows: %w", p.id, err)
-		}
-		p.runner = partition.Start(machines[i], s.onLost)
-		s.set = append(s.set, p.runner)
-	}
-	s.sessions.Bind(s.set)
-	s.bindFlows()
-	s.api = s.newAPI()
-	if err := s.sessions.LoadAgents(s.tenants(), func(tenant, name string, err error) {
-		s.log.Warn("agent left out", "tenant", tenant, "agent", name, "error", err)
-	}); err != nil {
-		return err
-	}
-	s.pool.Bind(s.set)
-	ctx, s.stopUpkeep = context.WithCancel(context.Background())
-	s.startUpkeep(ctx)
-	return nil
+	return checkLayout(ctx, s.store, s.cfg.Kernel.Partitions)
 }
 
 // openSinks starts the background writers; they read the partitions' outboxes.
@@ -245,64 +225,6 @@ func (s *Server) kickSinks(flow string, _ []*wire.Event) {
 		return // the sinks have no events to read
 	}
 	s.sinks.Kick(partition.Of(flow, len(s.parts)))
-}
-
-func (s *Server) openPartition(ctx context.Context, p *part) (*partition.Machine, error) {
-	dir := filepath.Join(s.dir, fmt.Sprintf("p%03d", p.id))
-	epoch, err := takeOwnership(ctx, s.store, p.id)
-	if err != nil {
-		return nil, err
-	}
-	p.epoch = epoch
-	if err := makeDir(s.env.FS, dir); err != nil {
-		return nil, fmt.Errorf("partition %d: %w", p.id, err)
-	}
-	if err := s.restoreIfMissing(ctx, p.id, filepath.Join(dir, "tables")); err != nil {
-		return nil, err
-	}
-	p.tables, err = state.Open(filepath.Join(dir, "tables"), state.Options{
-		FS: s.env.FS, Shared: s.shared, MemTableBytes: int64(s.cfg.State.MemtableBytes), Outbox: !inMemory(s.cfg),
-		Log: func(l state.Level, msg string) {
-			if l != state.Info {
-				s.log.Error("tables", "partition", p.id, "message", msg)
-			}
-		}})
-	if err != nil {
-		return nil, fmt.Errorf("partition %d: %w", p.id, err)
-	}
-	p.log, err = journal.Open(s.env.FS, filepath.Join(dir, "journal"), journal.Options{
-		SegmentSize: int64(s.cfg.Journal.SegmentBytes), Rand: s.env.Rand, Go: func(f func()) { go f() }})
-	if err != nil {
-		return nil, fmt.Errorf("partition %d: %w", p.id, err)
-	}
-	m, rec, err := partition.Open(partition.Config{
-		ID: p.id, Epoch: epoch, Nonce: s.env.Rand.Uint64(), Env: s.env, Tables: p.tables, Log: p.log,
-		Executor: executor{s.pool, s.dispatch}, Observer: observer{s}, Outbox: s.courier, MaxBatchBytes: int(s.cfg.Journal.MaxBatchBytes),
-		MaxHotFlows: max(s.cfg.Kernel.MaxSessionsInMemory/len(s.parts), 16),
-		MaxHotBytes: int(s.cfg.Kernel.MaxSessionBytes) / len(s.parts),
-		IdleUs:      int64(s.cfg.Kernel.SessionTTLSecs) * 1_000_000,
-	})
-	if err == nil && (rec.Entries > 0 || rec.Redispatched > 0) {
-		s.log.Info("partition recovered", "partition", p.id, "epoch", epoch, "entries", rec.Entries, "open_flows", rec.OpenFlows,
-			"resumed_steps", rec.Redispatched, "timers", rec.Timers)
-	}
-	return m, err
-}
-
-// restoreIfMissing brings the newest snapshot back when the tables are gone.
-func (s *Server) restoreIfMissing(ctx context.Context, id int, dir string) error {
-	if _, err := s.env.FS.Stat(dir); err == nil {
-		return nil
-	}
-	m, err := state.Restore(ctx, s.store, snapshotPrefix(id), s.env.FS, dir)
-	if errors.Is(err, state.ErrNoSnapshot) {
-		return nil // a new partition, or one whose first snapshot was not finished: the journal has all
-	}
-	if err != nil {
-		return fmt.Errorf("partition %d: restore tables from the newest snapshot: %w", id, err)
-	}
-	s.log.Warn("tables were missing and came back from a snapshot", "partition", id, "applied_lsn", m.AppliedLSN)
-	return nil
 }
 
 func (s *Server) tenants() []string {
@@ -403,6 +325,9 @@ func (s *Server) Close() {
 			s.report("send the last spans", s.tracer.Close(ctx))
 			cancel()
 		}
+		if s.objects != nil {
+			s.objects.close(s)
+		}
 		if s.shared != nil {
 			s.shared.Close()
 		}
@@ -416,16 +341,6 @@ func (s *Server) Close() {
 			s.report("unlock data directory", s.lock.Close())
 		}
 	})
-}
-
-func (s *Server) closePartition(p *part) {
-	if p.tables != nil {
-		s.report("flush tables", p.tables.Flush())
-		s.report("close tables", p.tables.Close())
-	}
-	if p.log != nil {
-		s.report("close journal", p.log.Close())
-	}
 }
 
 func (s *Server) report(what string, err error) {
@@ -453,6 +368,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	go func() { served <- halves.run() }()
 	select {
 	case <-ctx.Done():
+		if s.objects != nil {
+			halves.close() // new connections are held by those that stand by
+		}
 		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 		s.api.Drain()
 		s.Drain(drain)
@@ -465,7 +383,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		cancel()
 	case err = <-s.lost:
 		s.draining.Store(true)
-		s.log.Error("stopping: a partition lost its journal", "error", err)
+		s.log.Error("stopping: the partitions are not this process's any more", "error", err)
+		if s.objects != nil && (errors.Is(err, journal.ErrStale) || !s.objects.valid()) {
+			err = fmt.Errorf("%w: %w", ErrTermOver, err)
+		}
 	case err = <-served:
 	}
 	halves.close()

@@ -140,8 +140,8 @@ func TestEpochsRise(t *testing.T) {
 	for want := uint64(1); want <= 3; want++ {
 		s := openServer(t, dir)
 		for _, p := range s.parts {
-			if p.epoch != want {
-				t.Fatalf("partition %d: epoch %d, want %d", p.id, p.epoch, want)
+			if p.epoch() != want {
+				t.Fatalf("partition %d: epoch %d, want %d", p.id, p.epoch(), want)
 			}
 		}
 		s.Close()

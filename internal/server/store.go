@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/netip"
 
 	"github.com/perdure-dev/perdure/internal/blob"
+	"github.com/perdure-dev/perdure/internal/cluster"
 	"github.com/perdure-dev/perdure/internal/env"
 )
 
@@ -87,35 +90,38 @@ func syncDir(fsys env.FS, dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-type owner struct {
-	Epoch uint64 `json:"epoch"`
+// claim is what this process says of itself in the partitions' manifests.
+func (s *Server) claim() cluster.Claim {
+	c := cluster.Claim{Node: s.node, Address: s.address(), Window: 1, Rand: s.env.Rand, Clock: s.env.Clock}
+	if s.objects != nil {
+		c.Window = s.cfg.Journal.MaxInFlight
+	}
+	return c
 }
 
-func ownerKey(id int) string { return fmt.Sprintf("p%03d/owner.json", id) }
-
-// takeOwnership begins a new epoch of a partition, by compare-and-swap: frames
-// and attempts of the former owner are told apart from this one's for ever.
-func takeOwnership(ctx context.Context, store blob.Store, id int) (uint64, error) {
-	key := ownerKey(id)
-	var o owner
-	put := blob.PutOptions{IfNoneMatch: true}
-	obj, err := store.Get(ctx, key)
+// address is where others reach this process.
+func (s *Server) address() string {
 	switch {
-	case err == nil:
-		if err := json.Unmarshal(obj.Data, &o); err != nil {
-			return 0, fmt.Errorf("%s is damaged: %w", key, err)
-		}
-		put = blob.PutOptions{IfMatch: obj.Token}
-	case !errors.Is(err, blob.ErrNotFound):
-		return 0, fmt.Errorf("read %s: %w", key, err)
+	case s.cfg.Cluster.Advertise != "":
+		return s.cfg.Cluster.Advertise
+	case s.listening != "":
+		return s.listening
 	}
-	o.Epoch++
-	raw, err := json.Marshal(o)
-	if err != nil {
-		return 0, fmt.Errorf("encode owner: %w", err)
+	return s.cfg.Listen
+}
+
+// checkAddress refuses an address that the other processes could not use.
+func (s *Server) checkAddress() error {
+	host, _, err := net.SplitHostPort(s.address())
+	if ip, perr := netip.ParseAddr(host); err != nil || host == "" || perr == nil && ip.IsUnspecified() {
+		return fmt.Errorf("the other processes of the store cannot reach this one at %q: say with --advertise HOST:PORT where they can", s.address())
 	}
-	if _, err := store.Put(ctx, key, raw, put); err != nil {
-		return 0, fmt.Errorf("take ownership of partition %d: %w", id, err)
+	return nil
+}
+
+func (s *Server) nodeID() (string, error) {
+	if s.cfg.Cluster.NodeID != "" {
+		return s.cfg.Cluster.NodeID, nil
 	}
-	return o.Epoch, nil
+	return cluster.NodeID(s.env.FS, s.dir, s.env.Rand)
 }

@@ -99,17 +99,28 @@ func (s *Server) snapshot(ctx context.Context, p *part) (uint64, error) {
 	}
 	upTo := p.tables.FlushedLSN()
 	if !inMemory(s.cfg) {
-		m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id), state.SnapshotOptions{Epoch: p.epoch})
+		m, err := p.tables.Snapshot(ctx, s.store, snapshotPrefix(p.id), s.snapshotOptions(p))
 		if err != nil {
 			return 0, err
 		}
 		upTo = min(upTo, m.AppliedLSN)
+	}
+	if s.objects != nil {
+		return upTo, p.log.Trim(upTo)
 	}
 	var trimErr error
 	if err := p.runner.OnLog(ctx, func() { trimErr = p.log.Trim(upTo) }); err != nil {
 		return upTo, err // the trim may still be under way: its error is not ours to read
 	}
 	return upTo, trimErr
+}
+
+func (s *Server) snapshotOptions(p *part) state.SnapshotOptions {
+	o := state.SnapshotOptions{Epoch: p.epoch()}
+	if s.objects != nil {
+		o.Valid = s.objects.valid
+	}
+	return o
 }
 
 // releaseMemory gives memory back to the system once, each time the server has
