@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -76,18 +77,37 @@ func serve(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Log
 		return exitWith(exitFailed, fmt.Errorf("listen on %s: %w (is another server running? choose another with --listen)", cfg.Listen, err))
 	}
 	defer l.Close() //nolint:errcheck // it is served no more
-	for {
-		err := serveOnce(ctx, cfg, world, log, out, l)
-		if !errors.Is(err, server.ErrTermOver) {
+	site := &server.Site{Config: cfg, Env: world, Version: version(), Log: log, Listener: server.Lend(ctx, l)}
+	for stood := false; ; stood = true {
+		err := serveOnce(ctx, site, out, l)
+		switch {
+		case errors.Is(err, server.ErrTermOver):
+			log.Warn("this process is not the active one any more and stands by", "error", err)
+		case stood && errors.Is(err, server.ErrStoreAway):
+			log.Warn("it is tried again", "error", err)
+			pause(ctx, storeAwayPause)
+		default:
 			return exitWith(exitFailed, err)
 		}
-		log.Warn("this process is not the active one any more and stands by", "error", err)
+	}
+}
+
+// storeAwayPause is the rest before a process that has served stands by again,
+// after the store did not let it.
+const storeAwayPause = time.Second
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
 	}
 }
 
 // serveOnce serves for as long as this process is the active one.
-func serveOnce(ctx context.Context, cfg *config.Config, world env.Env, log *slog.Logger, out io.Writer, l net.Listener) error {
-	s, err := server.OpenOn(ctx, server.Lend(ctx, l), cfg, world, version(), log)
+func serveOnce(ctx context.Context, site *server.Site, out io.Writer, l net.Listener) error {
+	s, err := site.Open(ctx)
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 			return nil // asked to stop while it stood by
@@ -99,7 +119,7 @@ func serveOnce(ctx context.Context, cfg *config.Config, world env.Env, log *slog
 	}
 	debug.FreeOSMemory() // the start needed more than the rest, code and constants, too
 	env.DropCode()
-	greet(out, l.Addr().String(), cfg)
+	greet(out, l.Addr().String(), site.Config)
 	return s.Serve(ctx, server.Lend(ctx, l))
 }
 

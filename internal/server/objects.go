@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -64,20 +63,25 @@ func (s *Server) openObjects(ctx context.Context) error {
 	if n := s.cfg.Journal.MaxPuts; n > 0 {
 		s.objects.budget = objectlog.NewBudget(s.env.Clock, n)
 	}
+	if s.site.proven {
+		return nil
+	}
 	name, _, _ := strings.Cut(s.cfg.Store, "?")
-	return blob.Prove(ctx, store, blob.Proof{Name: name, Prefix: "proof", Clock: s.env.Clock, Rand: s.env.Rand})
+	err = blob.Prove(ctx, store, blob.Proof{Name: name, Prefix: "proof", Clock: s.env.Clock, Rand: s.env.Rand})
+	s.site.proven = err == nil
+	return err
 }
 
 // becomeActive stands by until this process is the active one. Meanwhile it
-// follows the journals, and answers on l.
-func (s *Server) becomeActive(ctx context.Context, l net.Listener) error {
+// follows the journals, and answers on the listener.
+func (s *Server) becomeActive(ctx context.Context) error {
 	o := s.objects
 	var err error
 	o.lease, err = cluster.Hold(ctx, cluster.LeaseConfig{Store: s.store, Env: s.env, Node: s.node, Address: s.address(), Version: s.version, TTL: s.cfg.Cluster.LeaseTTL})
 	if err != nil {
 		return err
 	}
-	st := &standby{s: s, l: l}
+	st := &standby{s: s, l: s.site.Listener}
 	o.term, err = cluster.Elect(ctx, o.lease, func(now cluster.Standing) { st.stands(ctx, now) })
 	st.stop(err == nil)
 	if errors.Is(err, cluster.ErrLost) {

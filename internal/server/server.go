@@ -43,6 +43,7 @@ import (
 
 // Server is one process. Make it with Open, serve with Serve, end with Close.
 type Server struct {
+	site    *Site
 	cfg     *config.Config
 	dir     string // of the data
 	env     env.Env
@@ -52,7 +53,6 @@ type Server struct {
 	lock      io.Closer
 	node      string // ID of this process in the store
 	store     blob.Store
-	listening string   // the address that is listened on; empty = not known
 	objects   *objects // nil = journals are on the local disk
 	shared    *state.Shared
 	parts     []*part
@@ -101,30 +101,47 @@ const sinkTimeout = 5 * time.Second
 // Open it again, and it stands by.
 var ErrTermOver = errors.New("this process is no longer the active one of its store")
 
-// Open takes the data directory, recovers every partition and is ready to
-// serve. e.FS is replaced by memory when cfg.Store says so. On an object store it
-// first waits until this process is the active one.
-func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
-	return OpenOn(context.Background(), nil, cfg, e, version, log)
+// ErrStoreAway: the object store does not answer, so nothing can be opened. It is
+// worth trying again.
+var ErrStoreAway = errors.New("the object store does not answer")
+
+// Site is where and how a process serves. One process may open it several times,
+// one after the other, as its terms come and go.
+type Site struct {
+	Config  *config.Config
+	Env     env.Env // FS is replaced by memory when Config.Store says so
+	Version string
+	Log     *slog.Logger
+	// Listener, if there is one, is answered on while the process stands by. It is
+	// closed for that, so lend it (see Lend).
+	Listener net.Listener
+
+	proven bool // the store holds what it must
 }
 
-// OpenOn is Open for a process that can be asked to stop, by ctx, while it stands
-// by. Meanwhile it answers on l, if there is one, that it is alive and not ready;
-// l is closed for that, so lend it (see Lend).
-func OpenOn(ctx context.Context, l net.Listener, cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
-	dir := filepath.Clean(cfg.Data)
+// Open takes the data directory, recovers every partition and is ready to serve.
+// On an object store it first waits until this process is the active one, or ctx
+// ends. Errors match ErrTermOver or ErrStoreAway when trying again may help.
+func (site *Site) Open(ctx context.Context) (*Server, error) {
+	cfg := site.Config
+	s := &Server{site: site, dir: filepath.Clean(cfg.Data), cfg: cfg, env: site.Env, version: site.Version, log: site.Log,
+		hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
 	if inMemory(cfg) {
-		e.FS, dir = vfs.NewMem(), "/"
+		s.env.FS, s.dir = vfs.NewMem(), "/"
 	}
-	s := &Server{dir: dir, cfg: cfg, env: e, version: version, log: log, hub: stream.NewHub(), gate: admit.NewGate(cfg.Kernel.MaxInFlightTurns), lost: make(chan error, 1)}
-	if l != nil {
-		s.listening = l.Addr().String()
-	}
-	if err := s.open(ctx, l); err != nil {
+	if err := s.open(ctx); err != nil {
 		s.Close()
+		if errors.Is(err, blob.ErrUnavailable) || errors.Is(err, blob.ErrAmbiguous) {
+			err = fmt.Errorf("%w: %w", ErrStoreAway, err)
+		}
 		return nil, err
 	}
 	return s, nil
+}
+
+// Open is Site.Open without a listener.
+func Open(cfg *config.Config, e env.Env, version string, log *slog.Logger) (*Server, error) {
+	return (&Site{Config: cfg, Env: e, Version: version, Log: log}).Open(context.Background())
 }
 
 // inMemory says that nothing is persisted: files are in memory, so what is only
@@ -134,7 +151,7 @@ func inMemory(cfg *config.Config) bool { return cfg.Store == "mem:" }
 // memoryBytes bounds the journal of a partition and the access log in memory.
 const memoryBytes = 4 << 20
 
-func (s *Server) open(ctx context.Context, l net.Listener) error {
+func (s *Server) open(ctx context.Context) error {
 	var err error
 	if s.providers, err = Providers(s.cfg, s.env); err != nil {
 		return err
@@ -149,7 +166,7 @@ func (s *Server) open(ctx context.Context, l net.Listener) error {
 	}
 	s.makeParts()
 	if s.objects != nil {
-		if err := s.becomeActive(ctx, l); err != nil {
+		if err := s.becomeActive(ctx); err != nil {
 			return err
 		}
 	}
@@ -194,7 +211,7 @@ func (s *Server) openStore(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("object store: %w", err)
 	}
-	return checkLayout(ctx, s.store, s.cfg.Kernel.Partitions)
+	return s.checkLayout(ctx)
 }
 
 // openSinks starts the background writers; they read the partitions' outboxes.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/perdure-dev/perdure/internal/blob"
 	"github.com/perdure-dev/perdure/internal/cluster"
@@ -27,13 +28,17 @@ type layout struct {
 
 // checkLayout writes the layout of a new data directory and refuses one that
 // does not fit: sessions would be looked for where they are not.
-func checkLayout(ctx context.Context, store blob.Store, partitions int) error {
+func (s *Server) checkLayout(ctx context.Context) error {
+	store, partitions := s.store, s.cfg.Kernel.Partitions
 	want := layout{Format: layoutFormat, Partitions: partitions}
 	raw, err := json.Marshal(want)
 	if err != nil {
 		return fmt.Errorf("encode layout: %w", err)
 	}
-	_, err = store.Put(ctx, layoutKey, raw, blob.PutOptions{IfNoneMatch: true})
+	err = s.insist(ctx, func() error {
+		_, err := store.Put(ctx, layoutKey, raw, blob.PutOptions{IfNoneMatch: true})
+		return err
+	})
 	if err == nil || !errors.Is(err, blob.ErrPrecondition) {
 		return err
 	}
@@ -53,6 +58,23 @@ func checkLayout(ctx context.Context, store blob.Store, partitions int) error {
 			have.Partitions, partitions, have.Partitions)
 	}
 	return nil
+}
+
+// insistTries and insistEvery bound how often a request is made again that the
+// store did not take.
+const (
+	insistTries = 20
+	insistEvery = 250 * time.Millisecond
+)
+
+// insist makes a request again while the store does not answer it.
+func (s *Server) insist(ctx context.Context, request func() error) error {
+	for try := 1; ; try++ {
+		err := request()
+		if !errors.Is(err, blob.ErrUnavailable) && !errors.Is(err, blob.ErrAmbiguous) || try == insistTries || !s.wait(ctx, insistEvery) {
+			return err
+		}
+	}
 }
 
 // makeDir makes dir and syncs the directories that hold its name and those of
@@ -104,8 +126,8 @@ func (s *Server) address() string {
 	switch {
 	case s.cfg.Cluster.Advertise != "":
 		return s.cfg.Cluster.Advertise
-	case s.listening != "":
-		return s.listening
+	case s.site.Listener != nil:
+		return s.site.Listener.Addr().String()
 	}
 	return s.cfg.Listen
 }
