@@ -124,6 +124,6 @@ func fromQueue(q *wire.Queue) Queue {
 func fromWorker(w *wire.WorkerInfo) Worker {
 	return Worker{
 		ID: w.WorkerId, Build: w.Build, SDK: w.Sdk, Address: w.Address, FlowTypes: w.FlowTypes,
-		Running: w.Running, TaskCredits: w.TaskCredits, Connected: at(w.ConnectedUs), Draining: w.Draining,
+		Running: w.Running, TaskCredits: w.TaskCredits, Connected: at(w.ConnectedUs), Draining: w.Draining, Streams: int(w.Streams),
 	}
 }

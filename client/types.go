@@ -273,6 +273,7 @@ type Worker struct {
 	FlowTypes   []string  `json:"flow_types"`
 	Running     uint64    `json:"running"`
 	TaskCredits uint64    `json:"task_credits"`
-	Connected   time.Time `json:"connected"`
+	Connected   time.Time `json:"connected"` // its oldest stream
 	Draining    bool      `json:"draining,omitempty"`
+	Streams     int       `json:"streams"` // that it has open
 }

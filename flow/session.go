@@ -35,13 +35,17 @@ type session struct {
 	send   *mux.Sender[wire.WorkerFrame] // nil until it is welcomed
 	remote
 
-	beat time.Duration // send something at least this often
+	beat    time.Duration // send something at least this often
+	writing writeClock
+	room    [kinds]room // guarded by w.mu
+	retired bool        // guarded by w.mu; no further credits are to go there
 
 	mu       sync.Mutex
 	tasks    map[stepID]*stepJob // guarded by mu; handed out and not answered
 	calls    map[uint64]*rpcJob  // guarded by mu
 	late     map[*stepJob]bool   // guarded by mu; with a sign of life that was not sent
-	draining bool                // guarded by mu
+	draining bool                // guarded by mu; the server was asked for nothing more
+	limited  bool                // guarded by mu; it is cut off when that takes too long
 }
 
 type stepID struct {
@@ -94,7 +98,9 @@ func (s *session) write(f *wire.WorkerFrame) error {
 	for _, o := range f.Outputs {
 		n += len(o.Text)
 	}
+	s.writing.begin(time.Now())
 	err := s.stream.Send(f)
+	s.writing.end(time.Now())
 	s.out.give(n)
 	return err
 }
@@ -122,15 +128,27 @@ func (s *session) work(ctx context.Context) error {
 // drain asks the server for nothing more; it ends the stream when all that is
 // out was answered, or is cut off when that takes too long.
 func (s *session) drain() {
+	s.giveBack()
+	s.mu.Lock()
+	again := s.limited
+	s.limited = true
+	s.mu.Unlock()
+	if !again {
+		time.AfterFunc(max(0, s.w.opts.DrainTimeout), func() { s.cancel(ErrStopping) })
+	}
+}
+
+// giveBack asks the server for nothing more; it ends the stream when all that is
+// out was answered, however long that takes.
+func (s *session) giveBack() {
+	s.w.retire(s)
 	s.mu.Lock()
 	again := s.draining
 	s.draining = true
 	s.mu.Unlock()
-	if again {
-		return
+	if !again {
+		_ = s.send.Put(0, func(f *wire.WorkerFrame) { f.Drain = true })
 	}
-	_ = s.send.Put(0, func(f *wire.WorkerFrame) { f.Drain = true })
-	time.AfterFunc(max(0, s.w.opts.DrainTimeout), func() { s.cancel(ErrStopping) })
 }
 
 // end closes the stream. Handlers that still run are told why.
@@ -144,7 +162,7 @@ func (s *session) end(cause error) {
 // take begins what a frame brings.
 func (s *session) take(f *wire.ServerFrame) error {
 	if len(f.Tasks) > 0 || len(f.Rpcs) > 0 {
-		if err := s.w.took(len(f.Tasks), len(f.Rpcs)); err != nil {
+		if err := s.w.took(s, len(f.Tasks), len(f.Rpcs)); err != nil {
 			return err
 		}
 		s.begin(f.Tasks)
@@ -242,10 +260,12 @@ func (j *stepJob) run() {
 	}
 	delete(s.late, j)
 	s.mu.Unlock()
-	s.w.freed(s, 1, 0)
+	own := s.w.freed(s, stepRoom)
 	// A closed stream takes nothing: then the server hands the step out again.
 	_ = s.send.Put(0, func(f *wire.WorkerFrame) {
-		f.TaskCredits++
+		if own {
+			f.TaskCredits++
+		}
 		if res != nil {
 			f.Results = append(f.Results, &wire.TaskResult{FlowId: j.id.flow, Result: res})
 		}
@@ -264,9 +284,11 @@ func (j *rpcJob) run() {
 	s.mu.Lock()
 	delete(s.calls, res.Call)
 	s.mu.Unlock()
-	s.w.freed(s, 0, 1)
+	own := s.w.freed(s, rpcRoom)
 	_ = s.send.Put(0, func(f *wire.WorkerFrame) {
-		f.RpcCredits++
+		if own {
+			f.RpcCredits++
+		}
 		f.RpcResults = append(f.RpcResults, res)
 	})
 }

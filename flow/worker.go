@@ -58,6 +58,9 @@ type WorkerOptions struct {
 	Concurrency int
 	// RPCConcurrency is how many RPCs run at once, besides the steps; 0 = 64.
 	RPCConcurrency int
+	// MaxStreams is how many streams the worker may have open at once; 0 = 4. It
+	// has one, and opens further ones while those it has are busy sending.
+	MaxStreams int
 	// DrainTimeout is how long running handlers have to finish when the worker
 	// is stopped; 0 = 30 s, below zero = none.
 	DrainTimeout time.Duration
@@ -81,12 +84,14 @@ type Worker struct {
 	log   *slog.Logger
 	tasks *pool
 	rpcs  *pool
+	pace  pace
 
-	mu        sync.Mutex
-	running   bool // guarded by mu; Run was called
-	cur       *session
-	busyTasks int // guarded by mu; handed out here and not answered, of whatever session
-	busyRPCs  int
+	mu      sync.Mutex
+	running bool       // guarded by mu; Run was called
+	open    []*session // guarded by mu; welcomed and not ended, oldest first
+	opening int        // guarded by mu; further streams that are not welcomed yet
+	busy    [kinds]int // guarded by mu; handed out and not answered, of whatever session
+	failed  bool       // guarded by mu; a further stream could not be opened
 }
 
 // NewWorker prepares a worker; it is an error to give it no flow, two of one
@@ -108,6 +113,12 @@ func NewWorker(o WorkerOptions, flows ...*Flow) (*Worker, error) {
 	if o.RPCConcurrency == 0 {
 		o.RPCConcurrency = defaultRPCs
 	}
+	if o.MaxStreams == 0 {
+		o.MaxStreams = defaultStreams
+	}
+	if o.MaxStreams < 1 || o.MaxStreams > mostStreams {
+		return nil, fmt.Errorf("flow: a worker's streams are %d at most, must be 1 to %d", o.MaxStreams, mostStreams)
+	}
 	if o.DrainTimeout == 0 {
 		o.DrainTimeout = defaultDrainTimeout
 	}
@@ -128,7 +139,7 @@ func NewWorker(o WorkerOptions, flows ...*Flow) (*Worker, error) {
 	if o.Tracing != nil {
 		rt.tracer = o.Tracing.Tracer("github.com/perdure-dev/perdure/flow")
 	}
-	return &Worker{opts: o, rt: rt, log: o.Logger.With("worker", o.ID)}, nil
+	return &Worker{opts: o, rt: rt, log: o.Logger.With("worker", o.ID), pace: usualPace}, nil
 }
 
 func workerID() string {
@@ -171,7 +182,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	w.tasks, w.rpcs = newPool(w.opts.Concurrency), newPool(w.opts.RPCConcurrency)
-	err = w.keepConnected(ctx, conn)
+	err = w.work(ctx, conn)
 	// Handlers that ignored their context are left behind.
 	grace := time.NewTimer(stopGrace)
 	defer grace.Stop()
@@ -184,10 +195,21 @@ func (w *Worker) Run(ctx context.Context) error {
 	return err
 }
 
+// work keeps the first stream, with further ones as they are needed.
+func (w *Worker) work(ctx context.Context, conn *grpc.ClientConn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var further sync.WaitGroup
+	further.Go(func() { w.steer(ctx, &further) })
+	err := w.keepConnected(ctx, conn)
+	cancel()
+	further.Wait()
+	return err
+}
+
 func (w *Worker) keepConnected(ctx context.Context, conn *grpc.ClientConn) error {
 	pause := firstBackoff
 	for {
-		welcomed, err := w.connectOnce(ctx, conn)
+		welcomed, err := w.connectOnce(ctx, conn, func() {})
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -256,8 +278,9 @@ func (w *Worker) dialOptions() []grpc.DialOption {
 	return opts
 }
 
-// connectOnce opens a stream and works until it ends; nil = it was drained.
-func (w *Worker) connectOnce(ctx context.Context, conn *grpc.ClientConn) (welcomed bool, err error) {
+// connectOnce opens a stream and works until it ends; nil = it was drained. opened
+// is called when it is one of the streams.
+func (w *Worker) connectOnce(ctx context.Context, conn *grpc.ClientConn, opened func()) (welcomed bool, err error) {
 	s := newSession(w, conn)
 	defer s.end(ErrLost)
 	// Until it is welcomed, the session ends with ctx; afterwards it drains.
@@ -266,41 +289,9 @@ func (w *Worker) connectOnce(ctx context.Context, conn *grpc.ClientConn) (welcom
 	if !stop() || err != nil {
 		return false, err
 	}
-	w.log.Info("connected", "address", w.opts.Address, "server", welcome.Server)
-	w.mu.Lock()
-	w.cur = s
-	tasks, rpcs := w.opts.Concurrency-w.busyTasks, w.opts.RPCConcurrency-w.busyRPCs
-	s.granted(tasks, rpcs)
-	w.mu.Unlock()
-	defer func() {
-		w.mu.Lock()
-		w.cur = nil
-		w.mu.Unlock()
-	}()
+	streams := w.join(s)
+	opened()
+	defer w.leave(s)
+	w.log.Info("connected", "address", w.opts.Address, "server", welcome.Server, "streams", streams)
 	return true, s.work(ctx)
-}
-
-// took counts what came from a server; it refuses what was not granted.
-func (w *Worker) took(tasks, rpcs int) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.busyTasks += tasks
-	w.busyRPCs += rpcs
-	if w.busyTasks > w.opts.Concurrency || w.busyRPCs > w.opts.RPCConcurrency {
-		return fmt.Errorf("%w: it sends more tasks than it was granted: %d of %d steps, %d of %d RPCs",
-			errProtocol, w.busyTasks, w.opts.Concurrency, w.busyRPCs, w.opts.RPCConcurrency)
-	}
-	return nil
-}
-
-// freed says that a handler of session s is done. The credit goes back with the
-// result if that can be sent; else to the session there is now.
-func (w *Worker) freed(s *session, tasks, rpcs int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.busyTasks -= tasks
-	w.busyRPCs -= rpcs
-	if w.cur != nil && w.cur != s {
-		w.cur.granted(tasks, rpcs)
-	}
 }

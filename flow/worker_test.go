@@ -38,6 +38,7 @@ type server struct {
 
 	mu    sync.Mutex
 	blobs map[string][]byte // guarded by mu
+	deaf  chan struct{}     // guarded by mu; nothing of the first stream is read until it is closed; nil = all is
 }
 
 // link is one worker's stream, as the server sees it.
@@ -55,6 +56,7 @@ type link struct {
 	beats       []*wire.Heartbeat
 	shown       map[uint64]string
 	drained     bool
+	noted       int // frames
 }
 
 func newServer(t testing.TB) *server {
@@ -87,8 +89,15 @@ func (s *server) Work(stream grpc.BidiStreamingServer[wire.WorkerFrame, wire.Ser
 	if err := stream.Send(&wire.ServerFrame{Welcome: s.welcome}); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	deaf := s.deaf
+	s.deaf = nil
+	s.mu.Unlock()
 	go func() {
 		defer close(l.frames)
+		if deaf != nil {
+			<-deaf
+		}
 		for {
 			f, err := stream.Recv()
 			if err != nil {
@@ -194,6 +203,7 @@ func (l *link) until(what string, ok func() bool) {
 }
 
 func (l *link) note(f *wire.WorkerFrame) {
+	l.noted++
 	l.tasks += int(f.TaskCredits)
 	l.rpcs += int(f.RpcCredits)
 	l.results = append(l.results, f.Results...)
@@ -210,6 +220,12 @@ func (l *link) credits(tasks, rpcs int) {
 	l.until(fmt.Sprintf("%d and %d credits", tasks, rpcs), func() bool { return l.tasks == tasks && l.rpcs == rpcs })
 }
 
+// joined waits until the worker uses a further stream.
+func (l *link) joined() {
+	l.t.Helper()
+	l.until("a frame", func() bool { return l.noted > 0 })
+}
+
 // running is a worker that runs.
 type running struct {
 	t    testing.TB
@@ -218,12 +234,26 @@ type running struct {
 }
 
 func start(t testing.TB, s *server, o flow.WorkerOptions, flows ...*flow.Flow) *running {
+	return startAt(t, s, o, func(*flow.Worker) {}, flows...)
+}
+
+func startAt(t testing.TB, s *server, o flow.WorkerOptions, tune func(*flow.Worker), flows ...*flow.Flow) *running {
 	o.Address, o.Dialer = "fake", func(ctx context.Context, _ string) (net.Conn, error) { return s.lis.DialContext(ctx) }
+	return run(t, o, tune, flows...)
+}
+
+// startReal runs a worker of a real server.
+func startReal(t testing.TB, address string, tune func(*flow.Worker), flows ...*flow.Flow) *running {
+	return run(t, flow.WorkerOptions{Address: address}, tune, flows...)
+}
+
+func run(t testing.TB, o flow.WorkerOptions, tune func(*flow.Worker), flows ...*flow.Flow) *running {
 	o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	w, err := flow.NewWorker(o, flows...)
 	if err != nil {
 		t.Fatal(err)
 	}
+	tune(w)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{t: t, stop: cancel, done: make(chan error, 1)}
 	go func() { r.done <- w.Run(ctx) }()

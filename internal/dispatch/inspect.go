@@ -86,7 +86,8 @@ func (d *Dispatcher) RunningOn(flowID string, exec uint64) string {
 	return ""
 }
 
-// Workers gives the tenant's connected workers, oldest first.
+// Workers gives the tenant's connected workers, oldest first. Streams of one
+// worker ID are one worker, with the address of the oldest.
 func (d *Dispatcher) Workers(tenant string) []*wire.WorkerInfo {
 	t := d.tenantOf(tenant)
 	if t == nil {
@@ -95,11 +96,43 @@ func (d *Dispatcher) Workers(tenant string) []*wire.WorkerInfo {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	out := make([]*wire.WorkerInfo, 0, len(t.workers))
+	byID := make(map[string]*wire.WorkerInfo, len(t.workers))
 	for _, w := range t.workers {
-		out = append(out, &wire.WorkerInfo{WorkerId: w.id, Build: w.build, Sdk: w.sdk, Address: w.address, FlowTypes: w.types,
-			Running: uint64(w.tasks.n), TaskCredits: uint64(max(w.free, 0)), ConnectedUs: w.sinceUs, Draining: w.draining})
+		info := byID[w.id]
+		if info == nil {
+			info = &wire.WorkerInfo{WorkerId: w.id, Build: w.build, Sdk: w.sdk, Address: w.address, ConnectedUs: w.sinceUs, Draining: true}
+			byID[w.id] = info
+			out = append(out, info)
+		}
+		info.Streams++
+		info.Running += uint64(w.tasks.n)
+		info.TaskCredits += uint64(max(w.free, 0))
+		info.Draining = info.Draining && w.draining
+		info.FlowTypes = withAll(info.FlowTypes, w.types)
 	}
 	return out
+}
+
+// withAll gives a with those of b that it has not; a is not changed.
+func withAll(a, b []string) []string {
+	if a == nil {
+		return b
+	}
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			a = append(a[:len(a):len(a)], s)
+		}
+	}
+	return a
+}
+
+// workerCount counts workers, each with all its streams.
+func (l *lane) workerCount() uint64 {
+	ids := make(map[string]bool, len(l.links.all))
+	for _, k := range l.links.all {
+		ids[k.w.id] = true
+	}
+	return uint64(len(ids))
 }
 
 // Queues gives what waits for workers of each of the tenant's flow types, by
@@ -120,7 +153,7 @@ func (d *Dispatcher) Queues(tenant string) []*wire.Queue {
 }
 
 func (l *lane) describe() *wire.Queue {
-	q := &wire.Queue{FlowType: l.name, Queued: uint64(l.arrivals.n + l.owed.n), Running: uint64(l.running), Workers: uint64(len(l.links.all))}
+	q := &wire.Queue{FlowType: l.name, Queued: uint64(l.arrivals.n + l.owed.n), Running: uint64(l.running), Workers: l.workerCount()}
 	for _, k := range l.links.all {
 		q.TaskCredits += uint64(max(k.w.free, 0))
 		q.RpcCredits += uint64(max(k.w.rpcFree, 0))

@@ -613,6 +613,57 @@ func TestServerDrains(t *testing.T) {
 	f.leave("stopped")
 }
 
+// TestWorkerWithSeveralStreams: they are shown as one worker, each has its own
+// credits, and what is lost with one of them is what was handed out over it.
+func TestWorkerWithSeveralStreams(t *testing.T) {
+	w := newWorld(t)
+	f, g := w.connect("f", 3), w.connect("f", 1)
+	other := w.connect("h", 0)
+	for _, id := range []string{"one", "two", "three", "four"} {
+		w.start(id, step("s"))
+	}
+	if len(f.tasks) != 3 || len(g.tasks) != 1 {
+		t.Fatalf("the streams have %d and %d tasks", len(f.tasks), len(g.tasks))
+	}
+	ws := w.d.Workers("a")
+	if len(ws) != 2 || ws[0].WorkerId != "f" || ws[0].Streams != 2 || ws[0].Running != 4 || ws[1].Streams != 1 || len(ws[0].FlowTypes) != 1 {
+		t.Errorf("workers are %v", ws)
+	}
+	if q := w.d.Queues("a")[0]; q.Workers != 2 {
+		t.Errorf("queue %v", q)
+	}
+	kept := f.tasks[0]
+	lost := g.tasks[0]
+	g.frame(&wire.WorkerFrame{Drain: true})
+	if i := w.d.Workers("a")[0]; i.Draining {
+		t.Errorf("worker %v", i)
+	}
+	g.leave("a cable was cut")
+	if w.d.RunningOn(fullID(kept.FlowId), kept.Exec) != "f" || w.d.RunningOn(fullID(lost.FlowId), lost.Exec) != "" {
+		t.Error("another stream's task is gone, or the lost one's is not")
+	}
+	f.answer(kept)
+	f.tasks = f.tasks[1:]
+	f.frame(&wire.WorkerFrame{TaskCredits: 1})
+	if i := w.d.Workers("a")[0]; i.Streams != 1 || i.Running != 3 {
+		t.Errorf("worker %v", i)
+	}
+	again := f.tasks[len(f.tasks)-1]
+	if again.FlowId != lost.FlowId || again.Number != 2 {
+		t.Errorf("again %v", again)
+	}
+	// A late answer of the other stream, over this one, is not taken.
+	f.result(lost, &wire.StepResult{})
+	if w.d.RunningOn(fullID(lost.FlowId), lost.Exec) != "f" {
+		t.Error("the lost attempt's answer was taken")
+	}
+	for _, m := range f.tasks {
+		f.answer(m)
+	}
+	other.leave("done")
+	w.idle()
+}
+
 func TestWorkerDrains(t *testing.T) {
 	w := newWorld(t)
 	f := w.connect("f", 5)

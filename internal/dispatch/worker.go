@@ -29,7 +29,8 @@ type Outlet interface {
 	Close(err error)
 }
 
-// Worker is one worker's stream.
+// Worker is one stream of a worker. A worker may have several: they share its ID,
+// and nothing else. What is lost with a stream is what was handed out over it.
 type Worker struct {
 	t       *tenant
 	id      string
