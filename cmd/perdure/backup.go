@@ -22,7 +22,8 @@ before the command is in the copy, and of what comes meanwhile a consistent part
 Every object is verified. The copy is a store that a server can be started on.
 
 Verify it again at any time with "perdure doctor store".`,
-		Example: `  perdure backup --from ./store --to /backups/monday`,
+		Example: `  perdure backup --from s3://bucket/prefix --to /backups/monday
+  perdure backup --from s3://bucket/prefix --to s3://other/monday`,
 	})
 }
 
@@ -32,7 +33,7 @@ func restoreCommand() *cobra.Command {
 		Short: "Copy a backup into an empty store",
 		Long: `Copy a backup into an empty store, and verify every object. Start servers on it
 when the command has ended; until then none would start.`,
-		Example: `  perdure restore --from /backups/monday --to ./store`,
+		Example: `  perdure restore --from /backups/monday --to s3://bucket/new-prefix`,
 	})
 }
 
@@ -40,8 +41,8 @@ func copyCommand(c *cobra.Command) *cobra.Command {
 	var from, to string
 	var asJSON bool
 	c.Args = cobra.NoArgs
-	c.Flags().StringVar(&from, "from", "", "the store to copy: a folder")
-	c.Flags().StringVar(&to, "to", "", "the empty store to copy to: a folder, made if it is missing")
+	c.Flags().StringVar(&from, "from", "", "the store to copy: s3://BUCKET/PREFIX or a folder")
+	c.Flags().StringVar(&to, "to", "", "the empty store to copy to: s3://BUCKET/PREFIX, or a folder, made if it is missing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if from == "" || to == "" || from == to {

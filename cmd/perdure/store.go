@@ -17,6 +17,7 @@ import (
 	"github.com/perdure-dev/perdure/internal/config"
 	"github.com/perdure-dev/perdure/internal/doctor"
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/server"
 )
 
 // doctorStoreCommand is "perdure doctor store".
@@ -30,8 +31,10 @@ every table file of the snapshots. Nothing is changed, and servers may work on a
 object store meanwhile. A finding is damage, a warning, or harmless: what crashes
 and take-overs leave.
 
-URL is a folder (of a store or of a data directory whose server is stopped).`,
-		Example: `  perdure doctor store ./data
+URL is s3://BUCKET/PREFIX, as "perdure serve --store" takes it, or a folder (of a
+store, or of a data directory whose server is stopped).`,
+		Example: `  perdure doctor store s3://bucket/prefix
+  perdure doctor store ./data
   perdure doctor store file:///backups/monday --json`,
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -63,8 +66,12 @@ URL is a folder (of a store or of a data directory whose server is stopped).`,
 }
 
 // openStore opens the store at an address and gives what to call at the end.
-// Without create it has to be there. A folder is locked meanwhile.
+// Without create a folder has to be there. It is locked meanwhile.
 func openStore(world env.Env, address string, create bool) (blob.Store, func(), error) {
+	if strings.HasPrefix(address, "s3://") {
+		store, err := server.OpenStore(address, world, os.Getenv)
+		return store, func() {}, err
+	}
 	folder, err := storeFolder(world.FS, address)
 	if err != nil {
 		return nil, nil, err
@@ -100,7 +107,7 @@ func storeFolder(files env.FS, address string) (string, error) {
 	case !found:
 		return files.PathJoin(address), nil
 	case scheme != "file":
-		return "", fmt.Errorf("stores of kind %q cannot be opened here; name a folder", scheme)
+		return "", fmt.Errorf("stores of kind %q cannot be opened here; name s3://BUCKET/PREFIX or a folder", scheme)
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host != "" || u.Path == "" {
