@@ -227,6 +227,8 @@ func (h *Holder) Answer(a Answer) {
 		h.wrote(h.self, a.Now)
 	case !h.reading && (errors.Is(a.Err, blob.ErrPrecondition) || errors.Is(a.Err, blob.ErrAmbiguous)):
 		h.reading, h.due = true, a.Now
+	case errors.Is(a.Err, blob.ErrDenied) && h.until == 0: // wrong settings show at the start
+		h.over = a.Err
 	default:
 		h.due = a.Now + h.self.TTL()/retryShare
 	}

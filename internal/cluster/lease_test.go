@@ -147,6 +147,13 @@ func TestANewLifeTakesTheLeaseAtOnce(t *testing.T) {
 	})
 }
 
+// denied is a store that one may read, but not write.
+type denied struct{ blob.Store }
+
+func (denied) Put(context.Context, string, []byte, blob.PutOptions) (blob.Token, error) {
+	return "", blob.ErrDenied
+}
+
 func TestHoldRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := mem.New(mem.Options{})
@@ -164,6 +171,9 @@ func TestHoldRefuses(t *testing.T) {
 		put(t, store, NodeKey("bad"), `{"format":1}`)
 		if _, err := Hold(t.Context(), leaseConfig(store, "bad")); !errors.Is(err, ErrDamaged) {
 			t.Errorf("a damaged lease: %v", err)
+		}
+		if _, err := Hold(t.Context(), leaseConfig(denied{store}, "a")); !errors.Is(err, blob.ErrDenied) {
+			t.Errorf("without rights: %v", err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		down := blob.NewFaulty(store, func(blob.Op) blob.Fault { return blob.Fault{Outcome: blob.Refused} }, blob.FaultHooks{})

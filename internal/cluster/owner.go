@@ -191,7 +191,7 @@ type Owned struct {
 	store  blob.Store
 	key    string
 	former Manifest
-	turn   chan struct{} // holds one while a change is on its way
+	turn   chan struct{} // holds one while a request is on its way
 
 	mu     sync.Mutex // guards what follows
 	m      Manifest
@@ -252,12 +252,10 @@ func (o *Owned) Release(ctx context.Context, tailSeq uint64) error {
 // to be written; it is called again when the store holds another manifest of
 // this owner than was known, which a lost answer leaves behind.
 func (o *Owned) change(ctx context.Context, edit func(*Manifest) (bool, error)) error {
-	select {
-	case o.turn <- struct{}{}:
-		defer func() { <-o.turn }()
-	case <-ctx.Done():
-		return fmt.Errorf("cluster: change %s: %w", o.key, ctx.Err())
+	if err := o.enter(ctx); err != nil {
+		return err
 	}
+	defer o.leave()
 	var last error
 	for range changeRounds {
 		next, token, err := o.known()
@@ -276,12 +274,39 @@ func (o *Owned) change(ctx context.Context, edit func(*Manifest) (bool, error)) 
 		if !errors.Is(err, blob.ErrPrecondition) && !errors.Is(err, blob.ErrAmbiguous) {
 			return last
 		}
-		if err := o.reload(ctx); err != nil {
+		if err := o.reload(ctx); errors.Is(err, blob.ErrUnavailable) {
+			return fmt.Errorf("%w: %w", blob.ErrAmbiguous, err)
+		} else if err != nil {
 			return err
 		}
 	}
 	return last
 }
+
+// Confirm asks the store whether this still is the owner: nil or ErrFenced. Any
+// other error means that it is not known.
+func (o *Owned) Confirm(ctx context.Context) error {
+	if err := o.enter(ctx); err != nil {
+		return err
+	}
+	defer o.leave()
+	if _, _, err := o.known(); err != nil {
+		return err
+	}
+	return o.reload(ctx)
+}
+
+// enter waits until no other request of this owner is on its way.
+func (o *Owned) enter(ctx context.Context) error {
+	select {
+	case o.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cluster: use %s: %w", o.key, ctx.Err())
+	}
+}
+
+func (o *Owned) leave() { <-o.turn }
 
 // reload learns what the store holds, or that it is no longer this owner's.
 func (o *Owned) reload(ctx context.Context) error {
@@ -289,8 +314,6 @@ func (o *Owned) reload(ctx context.Context) error {
 	switch {
 	case errors.Is(err, blob.ErrNotFound):
 		return fmt.Errorf("%w: %s is gone while it was owned: somebody deleted it", ErrDamaged, o.key)
-	case errors.Is(err, blob.ErrUnavailable):
-		return fmt.Errorf("%w: %w", blob.ErrAmbiguous, err) // of the write before
 	case err != nil:
 		return err
 	}

@@ -175,7 +175,13 @@ func TestAnUnavailableStoreIsTriedAgain(t *testing.T) {
 func TestAFormerOwnerIsFenced(t *testing.T) {
 	store := mem.New(mem.Options{})
 	old := mustTake(t, store, claim("a", 4))
+	if err := old.Confirm(t.Context()); err != nil {
+		t.Error(err)
+	}
 	mustTake(t, store, claim("a", 4)) // the same node, another life
+	if err := old.Confirm(t.Context()); !errors.Is(err, ErrFenced) {
+		t.Errorf("confirmed: %v", err)
+	}
 	for range 2 {
 		err := old.Advance(t.Context(), 5, 5)
 		if !errors.Is(err, ErrFenced) || !errors.Is(err, journal.ErrStale) {
@@ -208,7 +214,7 @@ func TestAdvanceAndReleaseKeepTheirRules(t *testing.T) {
 	if err := o.Advance(ctx, 12, 120); !errors.Is(err, ErrReleased) {
 		t.Errorf("advance after the release: %v", err)
 	}
-	if _, err := Take(ctx, mem.New(mem.Options{}), 0, claim("Not OK", 1)); !errors.Is(err, ErrInvalid) {
+	if _, err := Take(ctx, mem.New(mem.Options{}), 0, claim("-not-ok", 1)); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a bad node: %v", err)
 	}
 }

@@ -108,9 +108,10 @@ func checkNode(id string) error {
 	if id == "" || len(id) > MaxNodeID {
 		return fmt.Errorf("node ID of %d bytes, want 1 to %d", len(id), MaxNodeID)
 	}
-	for _, c := range []byte(id) {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-			return fmt.Errorf("node ID %q, want a to z, 0 to 9 and -", id)
+	for i, c := range []byte(id) {
+		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if !alnum && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return fmt.Errorf("node ID %q, want a-z and 0-9 first, then also _ . -", id)
 		}
 	}
 	return nil
