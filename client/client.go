@@ -58,6 +58,9 @@ type Options struct {
 	Tracing trace.TracerProvider
 	// Dialer opens connections; nil = the network.
 	Dialer func(ctx context.Context, address string) (net.Conn, error)
+	// OnlyGRPC leaves out the frames of this package's own, which carry calls for
+	// less than gRPC does and are used where the server has them.
+	OnlyGRPC bool
 }
 
 // Client is a connection to a server. Make one with Dial and share it.
@@ -96,13 +99,14 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	if o.Tracing != nil {
 		c.tracer = o.Tracing.Tracer("github.com/perdure-dev/perdure/client")
 	}
+	frames := newFramesDialer(o)
 	for range maxStreams {
 		conn, err := grpc.NewClient(target(o), dialOptions(o)...)
 		if err != nil {
 			c.Close()
 			return nil, &Error{Code: ErrInvalid.Code, Message: "the address " + strconv.Quote(o.Address) + " is not usable: " + err.Error(), Hint: "Give host:port.", Position: -1, cause: err}
 		}
-		c.links = append(c.links, &link{conn: conn, ctx: life})
+		c.links = append(c.links, &link{conn: conn, frames: frames, ctx: life})
 	}
 	if _, err := c.links[0].get(ctx, c.patience); err != nil {
 		c.Close()

@@ -163,7 +163,7 @@ func TestUnreachable(t *testing.T) {
 
 	f := newFake(t, echo)
 	c := f.client(Options{Patience: 50 * time.Millisecond})
-	f.server.Stop()
+	f.stop()
 	if _, err := c.Describe(background(t), "f"); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}

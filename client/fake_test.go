@@ -47,12 +47,18 @@ func (f *fake) serve() {
 	f.server = grpc.NewServer(grpc.ForceServerCodecV2(mux.Codec{}), grpc.MaxRecvMsgSize(maxMessage))
 	wire.RegisterFlowsServer(f.server, f)
 	wire.RegisterBlobsServer(f.server, f)
-	go f.server.Serve(f.lis)
+	go f.server.Serve(&sorted{Listener: f.lis, f: f})
+}
+
+// stop ends the server and breaks all connections.
+func (f *fake) stop() {
+	f.server.Stop() // closes the listener too
+	f.cut()
 }
 
 // restart breaks all connections and serves again.
 func (f *fake) restart() {
-	f.server.Stop() // closes the listener too
+	f.stop()
 	f.mu.Lock()
 	f.lis = bufconn.Listen(1 << 20)
 	f.mu.Unlock()
@@ -90,7 +96,7 @@ func (f *fake) connections() int {
 
 func (f *fake) client(o Options) *Client {
 	f.t.Helper()
-	o.Address, o.Dialer = "fake", f.dial
+	o.Address, o.Dialer, o.OnlyGRPC = "fake", f.dial, !overFrames
 	c, err := Dial(context.Background(), o)
 	if err != nil {
 		f.t.Fatal(err)
@@ -100,19 +106,23 @@ func (f *fake) client(o Options) *Client {
 }
 
 func (f *fake) Stream(stream grpc.BidiStreamingServer[wire.Calls, wire.Answers]) error {
+	return f.answer(stream.Context(), stream.Send, stream.Recv)
+}
+
+func (f *fake) answer(ctx context.Context, send func(*wire.Answers) error, recv func() (*wire.Calls, error)) error {
 	if f.onStream != nil {
-		if err := f.onStream(stream.Context()); err != nil {
+		if err := f.onStream(ctx); err != nil {
 			return err
 		}
 	}
-	out := mux.NewSender(1<<30, stream.Send)
+	out := mux.NewSender(1<<30, send)
 	defer out.Close(nil, false)
 	answer := func(a *wire.Answer) {
 		_ = out.Put(0, func(f *wire.Answers) { f.Answers = append(f.Answers, a) })
 	}
 	known := map[uint64]bool{} // IDs of this stream
 	for {
-		in, err := stream.Recv()
+		in, err := recv()
 		if err != nil {
 			return err
 		}

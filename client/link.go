@@ -49,8 +49,9 @@ var errSlow = errors.New("the reader is slower than the server")
 // link keeps one connection to the server usable. It connects when somebody
 // asks, and again when the last connection is lost and somebody asks again.
 type link struct {
-	conn *grpc.ClientConn
-	ctx  context.Context // ends with the client
+	conn   *grpc.ClientConn
+	frames *framesDialer   // nil = gRPC alone
+	ctx    context.Context // ends with the client
 
 	cur  atomic.Pointer[session] // nil = not connected
 	open atomic.Int64            // calls that are open, for spreading them
@@ -136,7 +137,7 @@ func (l *link) connect() <-chan struct{} {
 	return l.dialing
 }
 
-// attempt opens one stream, after pausing for what failed before.
+// attempt opens one connection, after pausing for what failed before.
 func (l *link) attempt(pause time.Duration) {
 	var s *session
 	var err error
@@ -158,7 +159,10 @@ func (l *link) attempt(pause time.Duration) {
 }
 
 // works says that the server answers.
-func (l *link) works() {
+func (l *link) works(s *session) {
+	if s.instead {
+		l.frames.noFrames()
+	}
 	l.mu.Lock()
 	l.fails = 0
 	l.mu.Unlock()
@@ -178,12 +182,27 @@ type frame struct {
 	bytes int
 }
 
+// callStream carries calls and their answers: a stream of gRPC, or frames.
+type callStream interface {
+	Send(*wire.Calls) error
+	Recv(*wire.Answers) error // into one that is empty
+}
+
+// grpcStream is the one of gRPC.
+type grpcStream struct {
+	grpc.BidiStreamingClient[wire.Calls, wire.Answers]
+}
+
+// Recv implements callStream.
+func (s grpcStream) Recv(m *wire.Answers) error { return s.RecvMsg(m) }
+
 // session is one stream. Its calls end with it.
 type session struct {
-	link   *link
-	stream grpc.BidiStreamingClient[wire.Calls, wire.Answers]
-	cancel context.CancelFunc
-	sender *mux.Sender[frame]
+	link    *link
+	stream  callStream
+	cancel  context.CancelFunc
+	sender  *mux.Sender[frame]
+	instead bool // it is gRPC's since there were no frames
 
 	mu      sync.Mutex
 	last    uint64           // guarded by mu; ID of the newest call
@@ -192,15 +211,30 @@ type session struct {
 }
 
 func openSession(l *link) (*session, error) {
-	ctx, cancel := context.WithCancel(l.ctx)
-	stream, err := wire.NewFlowsClient(l.conn).Stream(ctx)
-	if err != nil {
-		cancel()
+	s := &session{link: l, pending: map[uint64]*call{}}
+	var ctx context.Context
+	ctx, s.cancel = context.WithCancel(l.ctx)
+	if err := s.open(ctx); err != nil {
+		s.cancel()
 		return nil, err
 	}
-	s := &session{link: l, stream: stream, cancel: cancel, pending: map[uint64]*call{}}
 	s.sender = mux.NewSender(maxUnsent, s.send)
 	return s, nil
+}
+
+// open connects: with frames if the server has them.
+func (s *session) open(ctx context.Context) error {
+	if s.link.frames.worthTrying() {
+		frames, err := s.link.frames.open(ctx)
+		if err == nil {
+			s.stream = frames
+			return nil
+		}
+		s.instead = true // whatever it was: gRPC can tell what is wrong, if it meets it, too
+	}
+	stream, err := wire.NewFlowsClient(s.link.conn).Stream(ctx)
+	s.stream = grpcStream{stream}
+	return err
 }
 
 // send writes a frame; one that is too large for a frame goes as several.
@@ -279,12 +313,12 @@ func (s *session) receive() {
 	for first := true; ; first = false {
 		clear(in.Answers)
 		in.Answers = in.Answers[:0]
-		if err := s.stream.RecvMsg(&in); err != nil {
+		if err := s.stream.Recv(&in); err != nil {
 			s.end(err, first)
 			return
 		}
 		if first {
-			s.link.works()
+			s.link.works(s)
 		}
 		s.deliver(in.Answers)
 	}

@@ -18,13 +18,17 @@ var (
 	errBadKey = &core.Error{Code: unauthenticated, Message: "the API key is not known here: check it, and that it is of this server"}
 )
 
-// tenantOf finds the tenant of a call.
-func (s *Server) tenantOf(ctx context.Context) (string, error) {
-	header := ""
+// authorizationOf is the header of this name that came with a call; empty = none.
+func authorizationOf(ctx context.Context) string {
 	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
-		header = values[0]
+		return values[0]
 	}
-	tenant, err := s.cfg.Auth.Tenant(header)
+	return ""
+}
+
+// tenantOf finds the tenant of who calls.
+func (s *Server) tenantOf(authorization string) (string, error) {
+	tenant, err := s.cfg.Auth.Tenant(authorization)
 	switch {
 	case errors.Is(err, config.ErrNoKey):
 		return "", errNoKey
@@ -46,7 +50,7 @@ func tenantIn(ctx context.Context) string {
 func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (res any, err error) {
 	defer func() { err = statusOf(err) }()
 	defer s.recovered(&err)
-	tenant, err := s.tenantOf(ctx)
+	tenant, err := s.tenantOf(authorizationOf(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +61,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 func (s *Server) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = statusOf(err) }()
 	defer s.recovered(&err)
-	tenant, err := s.tenantOf(ss.Context())
+	tenant, err := s.tenantOf(authorizationOf(ss.Context()))
 	if err != nil {
 		return err
 	}
@@ -77,7 +81,7 @@ func (t *tenantStream) Context() context.Context { return t.ctx }
 // recovered turns a panic into an error of the call: others are not harmed.
 func (s *Server) recovered(err *error) {
 	if v := recover(); v != nil {
-		s.cfg.Log.Error("a gRPC call panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		s.cfg.Log.Error("a call panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		*err = &core.Error{Code: internalError, Message: "internal error: see the server's log"}
 	}
 }

@@ -95,9 +95,11 @@ func (s *Server) Finish(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	// What the handlers have sent is still in the connections' own buffers.
+	s.framed.close(false)
 	closed := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop() // Stop ends it, too
+		s.framed.all.Wait()
 		close(closed)
 	}()
 	select {

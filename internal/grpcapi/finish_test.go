@@ -50,11 +50,11 @@ func TestFinish(t *testing.T) {
 	w := newWorld(t, nil)
 	h := w.hold()
 	flows := wire.NewFlowsClient(w.conn)
-	s, err := flows.Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	idle, err := flows.Stream(w.ctx)
+	idle, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestFinishIsBounded(t *testing.T) {
 	w := newWorld(t, nil)
 	h := w.hold()
 	flows := wire.NewFlowsClient(w.conn)
-	s, err := flows.Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestFinishIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantElsewhere(t, "a call of its own", a)
-	more, err := flows.Stream(w.ctx)
+	more, err := w.stream(w.ctx)
 	if err == nil {
 		_, err = more.Recv()
 	}
@@ -214,7 +214,7 @@ func TestFinishOfASlowReader(t *testing.T) {
 		answer(&wire.Answer{Result: &wire.Answer_Rpc{Rpc: &wire.RpcReply{Output: make([]byte, 20<<20)}}})
 		begun <- true
 	})
-	s, err := wire.NewFlowsClient(w.conn).Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,24 +55,36 @@ func (v flowsService) Do(ctx context.Context, c *wire.Call) (*wire.Answer, error
 
 // Stream implements wire.FlowsServer.
 func (v flowsService) Stream(stream wire.Flows_StreamServer) error {
-	if !v.s.streams.take() {
+	return v.s.serveCalls(stream.Context(), tenantIn(stream.Context()), stream)
+}
+
+// callStream carries the calls of a client and their answers: a stream of gRPC,
+// or frames.
+type callStream interface {
+	Send(*wire.Answers) error // has read the answers when it returns
+	Recv() (*wire.Calls, error)
+}
+
+// serveCalls answers what a client asks, until the stream ends.
+func (s *Server) serveCalls(ctx context.Context, tenant string, stream callStream) error {
+	if !s.streams.take() {
 		return &core.Error{Code: dispatch.Overloaded, Message: "this server has as many client streams as it takes: share one between callers"}
 	}
-	defer v.s.streams.give()
-	ctx, cancel := context.WithCancel(stream.Context())
+	defer s.streams.give()
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c := &clientConn{s: v.s, stream: stream, ctx: ctx, tenant: tenantIn(ctx), ended: newEnding(), open: map[uint64]*openCall{}, sent: make(chan struct{})}
-	if !v.s.finishing.enter(c) {
+	c := &clientConn{s: s, stream: stream, ctx: ctx, tenant: tenant, ended: newEnding(), open: map[uint64]*openCall{}, sent: make(chan struct{})}
+	if !s.finishing.enter(c) {
 		return errStopping
 	}
-	defer v.s.finishing.leave(c)
-	c.out = mux.NewSender(v.s.cfg.MaxUnsent, c.send)
+	defer s.finishing.leave(c)
+	c.out = mux.NewSender(s.cfg.MaxUnsent, c.send)
 	go c.receive()
 	reason := c.ended.wait(ctx)
 	if reason != nil {
 		cancel() // with an orderly end the calls there are may still be answered
 	}
-	if !end(v.s, c.out, reason) && reason == errStopping {
+	if !end(s, c.out, reason) && reason == errStopping {
 		// The client takes that one to say that what has no answer was not begun.
 		return errSlow
 	}
@@ -84,7 +96,7 @@ var errSlow = &core.Error{Code: slowReader, Message: "the client does not read i
 // clientConn is one multiplexed stream of a client.
 type clientConn struct {
 	s      *Server
-	stream wire.Flows_StreamServer
+	stream callStream
 	ctx    context.Context
 	tenant string
 	out    *mux.Sender[wire.Answers]

@@ -75,7 +75,7 @@ func TestPanicIsAnError(t *testing.T) {
 	w.flows.set(func(context.Context, string, *wire.Call, func(*wire.Answer)) { panic("secret") })
 	_, err := flows.Do(w.ctx, describe(1, "f"))
 	wantStatus(t, "Do", err, codes.Internal, "internal error")
-	s, err := flows.Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestPanicIsAnError(t *testing.T) {
 }
 
 // answers reads until n came; it gives them by ID.
-func answers(t *testing.T, s wire.Flows_StreamClient, n int) map[uint64]*wire.Answer {
+func answers(t *testing.T, s callClient, n int) map[uint64]*wire.Answer {
 	t.Helper()
 	out := map[uint64]*wire.Answer{}
 	for len(out) < n {
@@ -114,7 +114,7 @@ func answers(t *testing.T, s wire.Flows_StreamClient, n int) map[uint64]*wire.An
 
 func TestStreamMultiplexes(t *testing.T) {
 	w := newWorld(t, nil)
-	s, err := wire.NewFlowsClient(w.conn).Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +158,7 @@ func TestStreamMultiplexes(t *testing.T) {
 
 func TestStreamBoundsOpenCalls(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.MaxOpenCalls = 2; c.MaxStreams = 1 })
-	flows := wire.NewFlowsClient(w.conn)
-	s, err := flows.Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +188,7 @@ func TestStreamBoundsOpenCalls(t *testing.T) {
 	if a := answers(t, s, 1)[2]; a.GetFlow().GetFlowId() != "default:again" {
 		t.Errorf("after the cancel: %v", a)
 	}
-	other, err := flows.Stream(w.ctx)
+	other, err := w.stream(w.ctx)
 	if err == nil {
 		_, err = other.Recv()
 	}
@@ -208,8 +207,7 @@ func TestStreamBoundsOpenCalls(t *testing.T) {
 // ends the stream.
 func TestSlowReaders(t *testing.T) {
 	w := newWorld(t, nil)
-	flows := wire.NewFlowsClient(w.conn)
-	s, err := flows.Stream(w.ctx)
+	s, err := w.stream(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
 // Package grpcapi serves workers and clients of flows over gRPC: the services of
-// proto/perdure/v1. It checks who calls, bounds what a connection may ask for,
+// proto/perdure/v1, and the calls of clients over frames, too. It checks who calls, bounds what a connection may ask for,
 // and turns frames into calls of the packages below and their answers into
 // frames; it decides nothing else.
 package grpcapi
@@ -95,6 +95,7 @@ type Server struct {
 	once     sync.Once
 	workers  slots
 	streams  slots
+	framed   framed
 
 	finishing finishing
 }
@@ -103,7 +104,7 @@ type Server struct {
 func NewServer(cfg Config) *Server {
 	cfg.setDefaults()
 	s := &Server{cfg: cfg, draining: make(chan struct{}),
-		workers: slots{most: cfg.MaxStreams}, streams: slots{most: cfg.MaxStreams}}
+		workers: slots{most: cfg.MaxStreams}, streams: slots{most: cfg.MaxStreams}, framed: framed{conns: map[net.Conn]bool{}}}
 	s.finishing.init()
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(mux.Codec{}), experimental.BufferPool(mux.Buffers),
@@ -116,9 +117,6 @@ func NewServer(cfg Config) *Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
 	}
-	if cfg.TLS != nil {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(cfg.TLS)))
-	}
 	s.grpc = grpc.NewServer(opts...)
 	wire.RegisterWorkersServer(s.grpc, workersService{s: s})
 	wire.RegisterFlowsServer(s.grpc, flowsService{s: s})
@@ -127,7 +125,15 @@ func NewServer(cfg Config) *Server {
 }
 
 // Serve accepts connections of l until Stop; it gives nil then.
-func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
+func (s *Server) Serve(l net.Listener) error {
+	var secure credentials.TransportCredentials
+	if s.cfg.TLS != nil {
+		own := s.cfg.TLS.Clone()
+		own.NextProtos = []string{"h2", "http/1.1"} // gRPC, and the upgrade to frames
+		secure = credentials.NewTLS(own)
+	}
+	return s.grpc.Serve(newDoor(s, l, secure))
+}
 
 // Drain lets no new stream begin. Those there are go on; what clients ask on
 // them is answered.
@@ -137,7 +143,9 @@ func (s *Server) Drain() { s.once.Do(func() { close(s.draining) }) }
 // workers are told why, and Finish with the clients.
 func (s *Server) Stop() {
 	s.Drain()
+	s.framed.close(true)
 	s.grpc.Stop()
+	s.framed.all.Wait()
 }
 
 func (s *Server) isDraining() bool {

@@ -36,6 +36,7 @@ type world struct {
 	ctx      context.Context
 	server   *Server
 	dispatch *dispatch.Dispatcher
+	lis      *bufconn.Listener
 	conn     *grpc.ClientConn
 	proposed chan partition.Proposal
 	flows    *fakeFlows
@@ -85,6 +86,7 @@ func newWorld(t *testing.T, change func(*Config)) *world {
 	cfg.Dispatch = w.dispatch
 	w.server = NewServer(cfg)
 	l := bufconn.Listen(1 << 20)
+	w.lis = l
 	served := make(chan error, 1)
 	go func() { served <- w.server.Serve(l) }()
 	w.conn = w.dial(l, grpc.WithTransportCredentials(insecure.NewCredentials()))

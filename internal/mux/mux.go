@@ -1,6 +1,7 @@
-// Package mux holds what both ends of a Perdure gRPC stream share: the codec,
-// and the sender that gathers what is written meanwhile into one frame, so that
-// a busy stream carries many tasks, results or calls a frame.
+// Package mux holds what both ends of a Perdure stream share: the codec, the
+// sender that gathers what is written meanwhile into one frame, so that a busy
+// stream carries many tasks, results or calls a frame, and the frames that carry
+// calls and answers without gRPC.
 package mux
 
 import (
@@ -19,8 +20,8 @@ var (
 	ErrClosed = errors.New("the stream is closed")
 )
 
-// message is what vtprotobuf gives every message.
-type message interface {
+// Message is what vtprotobuf gives every message.
+type Message interface {
 	SizeVT() int
 	MarshalToSizedBufferVT([]byte) (int, error)
 	UnmarshalVT([]byte) error
@@ -46,7 +47,7 @@ func (Codec) Name() string { return "proto" }
 
 // Marshal implements encoding.CodecV2.
 func (Codec) Marshal(v any) (mem.BufferSlice, error) {
-	m, ok := v.(message)
+	m, ok := v.(Message)
 	if !ok {
 		return nil, fmt.Errorf("mux: %T is not a message of this protocol", v)
 	}
@@ -66,7 +67,7 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2. Messages own their memory.
 func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
-	m, ok := v.(message)
+	m, ok := v.(Message)
 	if !ok {
 		return fmt.Errorf("mux: %T is not a message of this protocol", v)
 	}
@@ -75,18 +76,22 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 		for i, b := range data {
 			parts[i] = b.ReadOnlyData()
 		}
-		whole := bytes.Join(parts, nil) // unlike make, it does not clear what it fills
-		if tooDeep(whole, 0) {
-			return errTooDeep
-		}
-		return m.UnmarshalVTUnsafe(whole)
+		return decode(bytes.Join(parts, nil), m, true) // unlike make, it does not clear what it fills
 	}
 	buf := data.MaterializeToBuffer(Buffers)
 	defer buf.Free()
-	if tooDeep(buf.ReadOnlyData(), 0) {
+	return decode(buf.ReadOnlyData(), m, false)
+}
+
+// decode reads a message; with alias it keeps b, else it owns its memory.
+func decode(b []byte, m Message, alias bool) error {
+	switch {
+	case tooDeep(b, 0):
 		return errTooDeep
+	case alias:
+		return m.UnmarshalVTUnsafe(b)
 	}
-	return m.UnmarshalVT(buf.ReadOnlyData())
+	return m.UnmarshalVT(b)
 }
 
 var errTooDeep = fmt.Errorf("mux: messages lie in each other more than %d deep", maxDepth)

@@ -5,10 +5,14 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/perdure-dev/perdure/internal/grpcapi"
+	"github.com/perdure-dev/perdure/internal/mux"
 )
 
 // splitter serves two protocols on one address: connections that begin with the
-// preface of HTTP/2 are gRPC's, all others are HTTP/1's.
+// preface of HTTP/2, or ask for the frames of calls, are gRPC's, all others are
+// HTTP/1's.
 type splitter struct {
 	l       net.Listener
 	timeout time.Duration // for a client to say its first bytes
@@ -19,8 +23,21 @@ type splitter struct {
 	once    sync.Once
 }
 
-// preface is what no HTTP/1 request begins with.
-var preface = []byte("PRI ")
+// ofGRPC is what connections of its half begin with. No prefix of one of them is
+// a whole request of the other half.
+var ofGRPC = [][]byte{[]byte(grpcapi.Preface), []byte(mux.FramesLine)}
+
+// belongs says whether a connection that begins with first is gRPC's, or that
+// more must be read to know.
+func belongs(first []byte) (grpc, open bool) {
+	for _, whole := range ofGRPC {
+		if bytes.HasPrefix(first, whole) {
+			return true, false
+		}
+		open = open || bytes.HasPrefix(whole, first)
+	}
+	return false, open
+}
 
 // peekBytes is read at first: most requests fit.
 const peekBytes = 4 << 10
@@ -60,8 +77,8 @@ func (s *splitter) sort(c net.Conn) {
 		_ = c.Close()
 		return
 	}
-	n := 0
-	for n < len(preface) && bytes.HasPrefix(preface, (*buf)[:n]) {
+	n, grpc := 0, false
+	for open := true; open; grpc, open = belongs((*buf)[:n]) {
 		m, err := c.Read((*buf)[n:])
 		n += m
 		if err != nil {
@@ -74,11 +91,11 @@ func (s *splitter) sort(c net.Conn) {
 		return
 	}
 	to := s.http
-	if bytes.HasPrefix((*buf)[:n], preface) {
+	if grpc {
 		to = s.grpc
 	}
 	select {
-	case to.conns <- &peeked{Conn: c, first: bytes.Clone((*buf)[:n])}:
+	case to.conns <- &grpcapi.Peeked{Conn: c, First: bytes.Clone((*buf)[:n])}:
 	case <-to.done:
 		_ = c.Close()
 	case <-s.done:
@@ -118,20 +135,5 @@ func (h *half) Close() error {
 // Addr implements net.Listener.
 func (h *half) Addr() net.Addr { return h.s.l.Addr() }
 
-// peeked is a connection whose first bytes were read already.
-type peeked struct {
-	net.Conn
-	first []byte // owner: the one goroutine that reads
-}
-
-// Read implements net.Conn.
-func (p *peeked) Read(b []byte) (int, error) {
-	if len(p.first) == 0 {
-		return p.Conn.Read(b)
-	}
-	n := copy(b, p.first)
-	if p.first = p.first[n:]; len(p.first) == 0 {
-		p.first = nil
-	}
-	return n, nil
-}
+// Under gives the connection itself, for those who only write.
+func (c *limitConn) Under() net.Conn { return c.Conn }
