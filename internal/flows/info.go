@@ -24,6 +24,7 @@ func outcome(f *wire.Flow) *wire.FlowInfo {
 	info := &wire.FlowInfo{
 		FlowId: UserID(f.Id), FlowType: f.Type, RunId: f.RunId, Status: f.Status, CreatedUs: f.CreatedUs, UpdatedUs: f.UpdatedUs,
 		ClosedUs: f.ClosedUs, Output: f.Output, Error: f.Error, Priority: f.Priority, TimeoutAtUs: f.TimeoutAtUs, Cancelling: f.GraceAtUs != 0,
+		Events: f.EventCount, StepsDone: f.StepsDone,
 	}
 	if len(f.Parents) > 0 {
 		info.Parent = UserID(f.Parents[0].FlowId)
@@ -46,7 +47,6 @@ func (s *Service) info(f *wire.Flow) *wire.FlowInfo {
 // nothing of f that changes.
 func Info(f *wire.Flow) *wire.FlowInfo {
 	info := outcome(f)
-	info.Events, info.StepsDone = f.EventCount, f.StepsDone
 	for _, st := range f.Steps[:min(len(f.Steps), maxListed)] {
 		info.Steps = append(info.Steps, stepInfo(st))
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/perdure-dev/perdure/internal/wire"
 )
 
-// wait answers when a run is closed: with its outcome, without attributes,
-// steps and channels. A run that is not the newest any more is looked up in the
+// wait answers when a run is closed: with its outcome and counts, without
+// attributes, steps and channels. A run that is not the newest any more is looked up in the
 // log.
 func (c *call) wait(req *wire.WaitRequest) {
 	flowID, err := c.flow(req.FlowId)
@@ -36,6 +36,7 @@ func (c *call) awaitRun(flowID string, req *wire.WaitRequest) {
 		info := outcome(f)
 		x := &waiter{c: c, flowID: flowID, late: func() { c.lateWith(flowID, func(f *wire.Flow) *wire.Answer { return infoAnswer(c.s.info(f)) }) }}
 		x.heard = func(ev *wire.Event) func() {
+			tally(info, ev)
 			switch {
 			case ev.Type == core.EventReset && req.RunId == "":
 				return func() { c.awaitRun(flowID, req) } // the newest run is another one now
@@ -78,6 +79,15 @@ func closedBy(info *wire.FlowInfo, ev *wire.Event) bool {
 	return true
 }
 
+// tally counts an event, and the step that it says is over. One that failed and
+// goes on with its recovery is not.
+func tally(info *wire.FlowInfo, ev *wire.Event) {
+	info.Events++
+	if ev.Type == core.EventStepCompleted || ev.Type == core.EventStepFailed && len(ev.Next) == 0 {
+		info.StepsDone++
+	}
+}
+
 // formerRun answers with the outcome of a run that another one has followed.
 func (c *call) formerRun(flowID, run string) {
 	c.read(func(ctx context.Context) (*wire.Answer, error) {
@@ -95,11 +105,13 @@ func (c *call) formerRun(flowID, run string) {
 			if info.CreatedUs == 0 {
 				info.CreatedUs = ev.AtUs
 			}
+			tally(info, ev)
 			if closedBy(info, ev) {
 				return errEnough
 			}
 			return nil
 		})
+		info.Events = 0 // those of a flow are of all its runs
 		if errors.Is(err, errEnough) {
 			return infoAnswer(info), nil
 		}

@@ -178,3 +178,36 @@ func TestWaitersAreBounded(t *testing.T) {
 	w.begin(w.ctx, wait("a", ""))
 	w.refused(Overloaded, wait("a", ""))
 }
+
+// TestWaitCounts: who waited hears of as many events and steps as a description
+// shows, from wherever the wait began.
+func TestWaitCounts(t *testing.T) {
+	w := newWorld(t)
+	run := w.order("a").RunId
+	k := w.step("pay")
+	var waits []chan *wire.Answer
+	waits = append(waits, w.begin(w.ctx, wait("a", "")))
+	w.result(k, &wire.StepResult{Next: []*wire.StepSpec{{Name: "ship", Recover: &wire.StepSpec{Name: "pay"}}}})
+	k = w.step("ship")
+	waits = append(waits, w.begin(w.ctx, wait("a", run)))
+	w.must(publish("a", "in", "", "1"))
+	w.result(k, &wire.StepResult{Retry: &wire.Retry{Error: "no", Permanent: true}}) // its recovery goes on
+	k = w.step("pay")
+	waits = append(waits, w.begin(w.ctx, wait("a", "")))
+	w.must(setAttr("a", attr("note", `"x"`)))
+	w.result(k, &wire.StepResult{Retry: &wire.Retry{Error: "no", Permanent: true}, Close: &wire.Close{How: wire.Close_FAIL, Error: "no"}})
+	waits = append(waits, w.begin(w.ctx, wait("a", "")))
+	want := w.must(describe("a")).GetFlow()
+	if want.Events < 8 || want.StepsDone != 2 {
+		t.Errorf("described as %v", want)
+	}
+	for i, ch := range waits {
+		if got := w.next(ch).GetFlow(); got.Events != want.Events || got.StepsDone != want.StepsDone {
+			t.Errorf("wait %d: %d events and %d steps, want %d and %d", i, got.Events, got.StepsDone, want.Events, want.StepsDone)
+		}
+	}
+	w.must(start(&wire.StartRequest{FlowId: "a", FlowType: "order", Step: "pay", Reuse: wire.StartFlow_IF_CLOSED}))
+	if got := w.must(wait("a", run)).GetFlow(); got.StepsDone != 2 {
+		t.Errorf("a former run is %v", got)
+	}
+}
