@@ -13,26 +13,24 @@ import (
 // Preface is what a connection of gRPC begins with, and no HTTP/1 request does.
 const Preface = "PRI "
 
-// Peeked is a connection whose first bytes were read already.
-type Peeked struct {
+// peeked is a connection whose first bytes were read already.
+type peeked struct {
 	net.Conn
-	First []byte // owner: the one goroutine that reads
+	first []byte // owner: the one goroutine that reads
 }
 
 // Read implements net.Conn.
-func (p *Peeked) Read(b []byte) (int, error) {
-	if len(p.First) == 0 {
+func (p *peeked) Read(b []byte) (int, error) {
+	if len(p.first) == 0 {
 		return p.Conn.Read(b)
 	}
-	n := copy(b, p.First)
-	if p.First = p.First[n:]; len(p.First) == 0 {
-		p.First = nil
-	}
+	n := copy(b, p.first)
+	p.first = p.first[n:]
 	return n, nil
 }
 
-// Under gives the connection itself, for those who only write.
-func (p *Peeked) Under() net.Conn { return p.Conn }
+// Under implements wrapper.
+func (p *peeked) Under() net.Conn { return p.Conn }
 
 // door is the listener of grpc-go. Connections that do not begin as gRPC's are
 // asked whether they want frames.
@@ -138,7 +136,7 @@ func (d *door) look(raw net.Conn) (c net.Conn, grpc bool, err error) {
 	if grpc { // frames have their own
 		err = raw.SetDeadline(time.Time{})
 	}
-	return &Peeked{c, first[:n]}, grpc, err
+	return &peeked{c, first[:n]}, grpc, err
 }
 
 // framed is the connections that are not grpc-go's: those whose first bytes are

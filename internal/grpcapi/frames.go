@@ -129,6 +129,10 @@ func (b *beating) stop() {
 	b.timer.Stop()
 }
 
+// wrapper is a connection around another one that changes nothing of what is
+// written.
+type wrapper interface{ Under() net.Conn }
+
 // vector finds what writes several parts with one system call; nil = nothing does.
 func vector(c net.Conn) func([][]byte) error {
 	for {
@@ -139,7 +143,7 @@ func vector(c net.Conn) func([][]byte) error {
 				_, err := b.WriteTo(under)
 				return err
 			}
-		case interface{ Under() net.Conn }:
+		case wrapper:
 			c = under.Under()
 		default:
 			return nil

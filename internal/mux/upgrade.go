@@ -48,10 +48,14 @@ func (f *Frames) Ask(host, authorization string) error {
 	if err != nil {
 		return err
 	}
-	if !strings.HasPrefix(first, "HTTP/1.1 101 ") || !headers.has("Upgrade", framesName) {
-		return fmt.Errorf("%w: it was answered with %q", ErrRefused, first[:min(len(first), 100)])
+	said := first[:min(len(first), 100)]
+	switch {
+	case strings.HasPrefix(first, "HTTP/1.1 101 ") && headers.has("Upgrade", framesName):
+		return nil
+	case strings.HasPrefix(first, "HTTP/1.1 5"): // nobody was there who could say
+		return fmt.Errorf("the upgrade to frames was answered with %q", said)
 	}
-	return nil
+	return fmt.Errorf("%w: it was answered with %q", ErrRefused, said)
 }
 
 // headerText says that v can be the value of a header.

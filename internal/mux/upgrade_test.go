@@ -93,7 +93,7 @@ func TestRefusedUpgrades(t *testing.T) {
 			t.Errorf("%q: %v", answer, err)
 		}
 	}
-	for _, answer := range []string{"", "HTTP/1.1 1", strings.Repeat("x", 2*maxHead)} {
+	for _, answer := range []string{"", "HTTP/1.1 1", "HTTP/1.1 503 Service Unavailable\r\n\r\n", strings.Repeat("x", 2*maxHead)} {
 		if err := NewFrames(FramesConfig{Conn: ends{strings.NewReader(answer), io.Discard}}).Ask("x", ""); err == nil || errors.Is(err, ErrRefused) {
 			t.Errorf("%.20q: %v", answer, err)
 		}

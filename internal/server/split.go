@@ -23,9 +23,12 @@ type splitter struct {
 	once    sync.Once
 }
 
+// preface is what a connection of gRPC begins with, and no HTTP/1 request.
+var preface = []byte(grpcapi.Preface)
+
 // ofGRPC is what connections of its half begin with. No prefix of one of them is
 // a whole request of the other half.
-var ofGRPC = [][]byte{[]byte(grpcapi.Preface), []byte(mux.FramesLine)}
+var ofGRPC = [][]byte{preface, []byte(mux.FramesLine)}
 
 // belongs says whether a connection that begins with first is gRPC's, or that
 // more must be read to know.
@@ -95,7 +98,7 @@ func (s *splitter) sort(c net.Conn) {
 		to = s.grpc
 	}
 	select {
-	case to.conns <- &grpcapi.Peeked{Conn: c, First: bytes.Clone((*buf)[:n])}:
+	case to.conns <- &peeked{Conn: c, first: bytes.Clone((*buf)[:n])}:
 	case <-to.done:
 		_ = c.Close()
 	case <-s.done:
@@ -135,5 +138,26 @@ func (h *half) Close() error {
 // Addr implements net.Listener.
 func (h *half) Addr() net.Addr { return h.s.l.Addr() }
 
-// Under gives the connection itself, for those who only write.
+// peeked is a connection whose first bytes were read already.
+type peeked struct {
+	net.Conn
+	first []byte // owner: the one goroutine that reads
+}
+
+// Read implements net.Conn.
+func (p *peeked) Read(b []byte) (int, error) {
+	if len(p.first) == 0 {
+		return p.Conn.Read(b)
+	}
+	n := copy(b, p.first)
+	if p.first = p.first[n:]; len(p.first) == 0 {
+		p.first = nil
+	}
+	return n, nil
+}
+
+// Under gives the connection itself, to those who only write.
+func (p *peeked) Under() net.Conn { return p.Conn }
+
+// Under gives the connection itself, to those who only write.
 func (c *limitConn) Under() net.Conn { return c.Conn }
