@@ -180,8 +180,8 @@ func TestKubernetes(t *testing.T) {
 	}
 	spec := all["Deployment"].Spec
 	pod, c := spec.Template.Spec, spec.Template.Spec.Containers[0]
-	if spec.Replicas != 2 || spec.Strategy.RollingUpdate.MaxUnavailable != spec.Replicas {
-		t.Errorf("%d replicas of which %d may be away: a roll-out waits for a standby to be ready", spec.Replicas, spec.Strategy.RollingUpdate.MaxUnavailable)
+	if spec.Replicas != 2 || spec.Strategy.RollingUpdate.MaxUnavailable != 0 {
+		t.Errorf("%d replicas of which %d may be away: a roll-out must keep a standby", spec.Replicas, spec.Strategy.RollingUpdate.MaxUnavailable)
 	}
 	if c.StartupProbe.HTTPGet.Path != "/healthz" || c.LivenessProbe.HTTPGet.Path != "/healthz" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
 		t.Errorf("probes ask %q, %q and %q", c.StartupProbe.HTTPGet.Path, c.LivenessProbe.HTTPGet.Path, c.ReadinessProbe.HTTPGet.Path)
