@@ -17,7 +17,7 @@ func TestLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{"docs", "docs/adr", "bench", "bench/*", "bench/*/*", "e2e/*"} {
+	for _, dir := range []string{"docs", "docs/adr", "bench", "bench/*", "bench/*/*", "deploy", "e2e/*"} {
 		more, err := filepath.Glob(filepath.Join(root, dir, "*.md"))
 		if err != nil {
 			t.Fatal(err)

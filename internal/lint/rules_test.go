@@ -25,7 +25,6 @@ var levels = []struct {
 	{"internal/blob/s3", 12},
 	{"internal/blob/s3/s3proxy", 13},
 	{"internal/blob/s3/versitygw", 13},
-	{"internal/blob/fault", 13},
 	{"internal/blob/blobtest", 14},
 	{"internal/journal", 15},
 	{"internal/journal/objectlog", 17},

@@ -110,7 +110,10 @@ func (s *Server) openObjectLog(ctx context.Context, p *part, nonce uint64) (jour
 		Window: s.cfg.Journal.MaxInFlight, FormerWindow: m.Window, HeadSeq: m.HeadSeq, HeadLSN: m.HeadLSN,
 		Valid: s.objects.valid, Advance: p.owned.Advance, Budget: s.objects.budget,
 		Confirm: func(ctx context.Context) error { return s.confirm(ctx, p) },
-		Clock:   s.env.Clock, Rand: s.env.Rand, Log: s.log.With("partition", p.id),
+		Linger:  s.cfg.Journal.Linger, Clock: s.env.Clock, Rand: s.env.Rand, Log: s.log.With("partition", p.id),
+	}
+	if former := p.owned.Former(); former.Released {
+		opts.TailSeq = former.TailSeq
 	}
 	if p.behind != nil {
 		opts.Known = p.behind.log.Known()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/grpcapi"
 )
 
 // Standing is what a process that stands by shows of itself.
@@ -237,7 +238,7 @@ func (w *waiting) keep(c net.Conn, address string) bool {
 
 // refuse answers one that was held in vain, in HTTP/1 when it speaks that.
 func (w *waiting) refuse(c net.Conn, first []byte) {
-	if bytes.HasPrefix(first, preface[:min(len(first), len(preface))]) {
+	if bytes.HasPrefix([]byte(grpcapi.Preface), first[:min(len(first), len(grpcapi.Preface))]) {
 		return // the end of the connection says it
 	}
 	body, _ := json.Marshal(map[string]any{"error": map[string]string{ // plain text always encodes

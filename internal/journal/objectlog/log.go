@@ -43,6 +43,8 @@ type Options struct {
 	// Window is how many frames this log may have in flight, 1 to MaxWindow.
 	// Default DefaultWindow. FormerWindow is the manifest's before the take-over.
 	Window, FormerWindow int
+	// Linger is the least time between the starts of two frames. Default 0.
+	Linger time.Duration
 	// HeadSeq and HeadLSN are the manifest's: where the log begins; at least 1.
 	HeadSeq, HeadLSN uint64
 

@@ -80,7 +80,7 @@ func (l *Log) takeOver(fromLSN uint64, deliver func(Delivered) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.index = r.Index()
-	l.w = NewWriter(WriterOptions{Prefix: l.o.Prefix, Owner: l.owner, Seq: seq, LSN: lsn, MaxInFlight: l.o.Window, GiveUp: l.o.GiveUp, Rand: l.o.Rand})
+	l.w = NewWriter(WriterOptions{Prefix: l.o.Prefix, Owner: l.owner, Seq: seq, LSN: lsn, MaxInFlight: l.o.Window, GiveUp: l.o.GiveUp, Rand: l.o.Rand, Linger: l.o.Linger})
 	l.o.Known = nil
 	return nil
 }

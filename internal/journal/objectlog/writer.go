@@ -20,6 +20,7 @@ type WriterOptions struct {
 	GiveUp         time.Duration // as in ReaderOptions
 	Rand           env.Rand      // jitter; nil: none
 	InitialLatency time.Duration // of a PUT, until one was seen
+	Linger         time.Duration // least time between the starts of two frames
 }
 
 // Finished is the fate of a frame. Err is nil when it is acknowledged.
@@ -131,12 +132,14 @@ func (w *Writer) Room(now time.Time) (n int, at time.Time) {
 	switch {
 	case w.failed != nil:
 		return 1, time.Time{} // Add tells the error
-	case len(w.flight) == 0:
-		return n, time.Time{}
 	case len(w.flight) >= n:
 		return 0, time.Time{}
 	}
-	if at = w.started.Add(w.pace.gap(n)); now.Before(at) {
+	gap := w.o.Linger
+	if len(w.flight) > 0 {
+		gap = max(gap, w.pace.gap(n))
+	}
+	if at = w.started.Add(gap); now.Before(at) {
 		return 0, at
 	}
 	return n, time.Time{}

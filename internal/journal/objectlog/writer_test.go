@@ -328,3 +328,26 @@ func TestWriterSpreadsItsPuts(t *testing.T) {
 		t.Fatal("it waits for nothing")
 	}
 }
+
+// TestWriterLingers: two starts are no nearer than asked, with and without frames
+// in flight.
+func TestWriterLingers(t *testing.T) {
+	s := newScript(t, 4)
+	s.w.o.Linger, s.w.pace.latency = 100*time.Millisecond, 64*time.Millisecond
+	s.add(1)
+	for _, acknowledge := range []bool{false, true} {
+		if acknowledge {
+			s.put(1, nil)
+			s.put(2, nil)
+		}
+		n, at := s.w.Room(s.now)
+		if n != 0 || at.Sub(s.now) != 100*time.Millisecond {
+			t.Fatalf("acknowledged %v: room for %d, look again in %v", acknowledge, n, at.Sub(s.now))
+		}
+		s.now = at
+		if n, _ := s.w.Room(s.now); n == 0 {
+			t.Fatal("it waits for longer than asked")
+		}
+		s.add(1)
+	}
+}
