@@ -3,8 +3,11 @@ package flow_test
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -140,5 +143,63 @@ func begin(t *testing.T, ctx context.Context, c *client.Client, f *flow.Flow, id
 		case <-ctx.Done():
 			t.Fatalf("start of %s: %v", id, err)
 		}
+	}
+}
+
+// TestLargeValuesSurviveARestart: a message that waits, and what an RPC takes and
+// gives, on a real server.
+func TestLargeValuesSurviveARestart(t *testing.T) {
+	dir := t.TempDir()
+	first := serve(t, dir, "127.0.0.1:0")
+	letters := flow.NewChannel[string]("letters")
+	hold := flow.NewChannel[int]("hold")
+	echo := flow.NewRPC("echo", func(_ *flow.ReadContext, in string) (string, error) { return in + in, nil })
+	read := flow.StepFunc("read", func(ctx *flow.Context, _ flow.None) (flow.Decision, error) {
+		got, _, err := letters.Message(ctx)
+		return flow.Complete(len(got)), err
+	}).WithWait(func(*flow.Context, flow.None) (flow.Wait, error) {
+		return flow.AllOf(letters.ForOne(), hold.ForOne()), nil
+	})
+	f := flow.Define("reader", letters, hold, echo, flow.Step(read))
+	r := startReal(t, first.address, func(*flow.Worker) {}, f)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := client.Dial(ctx, client.Options{Address: first.address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	begin(t, ctx, c, f, "r", flow.To(read, flow.None{}))
+	text := strings.Repeat("x", 5<<20)
+	if err := client.Publish(ctx, c, "r", letters, text); err != nil {
+		t.Fatal(err)
+	}
+	if ms, err := c.Messages(ctx, "r", "letters"); err != nil || len(ms) != 1 || ms[0].Size != 5<<20+2 || ms[0].Payload != nil {
+		t.Errorf("waiting are %v, %v", ms, err)
+	}
+	first.end()
+	serve(t, dir, first.address)
+	if out, err := client.Call(ctx, c, "r", echo, text); err != nil || out != text+text {
+		t.Errorf("%d bytes came back, %v", len(out), err)
+	}
+	left := 0
+	err = filepath.WalkDir(filepath.Join(dir, "objects"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.Contains(path, "blobs.d") && !strings.Contains(path, ".owner.o") {
+			left++
+		}
+		return err
+	})
+	if err != nil || left != 2 { // the message, of two parts
+		t.Errorf("%d objects are left, %v", left, err)
+	}
+	if err := client.Publish(ctx, c, "r", hold, 1); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := client.Result[int](ctx, c, "r"); n != 5<<20 || err != nil {
+		t.Errorf("read %d bytes, %v", n, err)
+	}
+	r.stop()
+	if err := r.ended(); err != nil {
+		t.Error(err)
 	}
 }
