@@ -62,7 +62,7 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	c.AddCommand(serveCommand(), chatCommand(), loadCommand(), benchCommand(), mockCommand(), simCommand(), doctorCommand(), backupCommand(), restoreCommand(), configCommand(), versionCommand())
+	c.AddCommand(serveCommand(), chatCommand(), loadCommand(), benchCommand(), mockCommand(), simCommand(), nodeCommand(), doctorCommand(), backupCommand(), restoreCommand(), configCommand(), versionCommand())
 	c.AddCommand(flowCommands()...)
 	return c
 }
