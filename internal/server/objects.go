@@ -109,7 +109,7 @@ func (s *Server) openObjectLog(ctx context.Context, p *part, nonce uint64) (jour
 		Store: s.store, Prefix: logPrefix(p.id), Epoch: m.Epoch, Nonce: nonce,
 		Window: s.cfg.Journal.MaxInFlight, FormerWindow: m.Window, HeadSeq: m.HeadSeq, HeadLSN: m.HeadLSN,
 		Valid: s.objects.valid, Advance: p.owned.Advance, Budget: s.objects.budget,
-		Confirm: func(ctx context.Context) error { return s.confirm(ctx, p) },
+		Confirm: p.owned.Confirm,
 		Linger:  s.cfg.Journal.Linger, Clock: s.env.Clock, Rand: s.env.Rand, Log: s.log.With("partition", p.id),
 	}
 	if former := p.owned.Former(); former.Released {
@@ -121,13 +121,21 @@ func (s *Server) openObjectLog(ctx context.Context, p *part, nonce uint64) (jour
 	return objectlog.Open(ctx, opts)
 }
 
-// confirm reports whether the manifest is still this owner's.
-func (s *Server) confirm(ctx context.Context, p *part) error {
-	now, err := cluster.Read(ctx, s.store, p.id)
-	if err == nil && (now.Epoch != p.epoch() || now.Nonce != p.owned.Manifest().Nonce) {
-		err = fmt.Errorf("%w: node %s has taken partition %d in epoch %d", objectlog.ErrFenced, now.Node, p.id, now.Epoch)
+// sweepLeases deletes what processes have left that are gone for long.
+func (s *Server) sweepLeases(ctx context.Context) {
+	watch := cluster.NewWatch(cluster.LeaseConfig{Store: s.store, Env: s.env})
+	for s.wait(ctx, sweepEvery) {
+		seen, err := watch.Poll(ctx)
+		if err != nil {
+			s.log.Warn("leases could not be looked at; the next try is in an hour", "error", err)
+			continue
+		}
+		for _, n := range seen {
+			if n.Quiet >= sweepEvery && (n.State == cluster.Released || n.State == cluster.Expired) {
+				s.report("delete an old lease", s.store.Delete(ctx, cluster.NodeKey(n.Node.ID), blob.DeleteOptions{}))
+			}
+		}
 	}
-	return err
 }
 
 // close gives up what this process holds, in order: partitions that ended well,

@@ -34,7 +34,11 @@ func (s *Server) startUpkeep(ctx context.Context) {
 			s.maintain(ctx, p)
 		}()
 	}
-	for _, work := range []func(context.Context){s.releaseMemory, s.sweepBlobs, s.rememberTypes} {
+	works := []func(context.Context){s.releaseMemory, s.sweepBlobs, s.rememberTypes}
+	if s.objects != nil {
+		works = append(works, s.sweepLeases)
+	}
+	for _, work := range works {
 		s.upkeep.Add(1)
 		go func() {
 			defer s.upkeep.Done()
