@@ -54,6 +54,9 @@ type PartitionReport struct {
 	Epoch    uint64 `json:"epoch"` // of the owner manifest
 	Node     string `json:"node"`
 	Released bool   `json:"released"`
+	// LocalLog: the log is in files beside the store and was not looked at; what
+	// follows of it is zero.
+	LocalLog bool `json:"local_log"`
 
 	HeadSeq uint64 `json:"head_seq"` // the log begins here
 	HeadLSN uint64 `json:"head_lsn"`

@@ -136,7 +136,7 @@ func TestStoreReport(t *testing.T) {
 	var text, raw bytes.Buffer
 	must(t, r.WriteText(&text))
 	must(t, r.WriteJSON(&raw))
-	if !strings.Contains(text.String(), "log: objects 3 to 12 with entries up to 8 (5 frames, 1 seal)") {
+	if !strings.Contains(text.String(), "log: from object 3, the next is 12; entries up to 8 (5 frames, 1 seal)") {
 		t.Error(text.String())
 	}
 	var back struct {

@@ -16,8 +16,8 @@ type partitionCheck struct {
 	*storeCheck
 	PartitionReport
 	prefix string
-	// owner is the manifest as it was before anything else was read. A log of
-	// format 0 is in files, not in the store.
+	// owner is the manifest as it was before anything else was read. One of format
+	// 0 is of a log in files, not in the store.
 	owner     cluster.Manifest
 	tailKnown bool // TailLSN is
 }
@@ -55,7 +55,10 @@ func (p *partitionCheck) readOwner(ctx context.Context, objects bool) (bool, err
 		return false, err
 	}
 	p.owner = m
-	p.Epoch, p.Node, p.Released, p.HeadSeq, p.HeadLSN = m.Epoch, m.Node, m.Released, m.HeadSeq, m.HeadLSN
+	p.Epoch, p.Node, p.Released = m.Epoch, m.Node, m.Released
+	if p.LocalLog = m.Format == 0; !p.LocalLog {
+		p.HeadSeq, p.HeadLSN = m.HeadSeq, m.HeadLSN
+	}
 	return true, nil
 }
 
@@ -84,7 +87,7 @@ func (p *partitionCheck) objects(ctx context.Context, owned bool) error {
 	if err := p.snapshots(ctx); err != nil || !owned {
 		return err
 	}
-	if p.owner.Format == 0 {
+	if p.LocalLog {
 		if logs {
 			p.find(Warning, log, "the owner manifest is of a journal in local files, and there is a log")
 		}

@@ -29,7 +29,11 @@ func (r *StoreReport) WriteText(w io.Writer) error {
 			}
 		}
 		t.printf("p%03d  %s\n", p.ID, owner)
-		t.printf("      log: objects %d to %d with entries up to %d (%s, %s)\n", p.HeadSeq, p.TailSeq, max(p.TailLSN, 1)-1, count(int(p.Frames), "frame"), count(int(p.Seals), "seal"))
+		if p.LocalLog {
+			t.printf("      log: in files beside the store, not looked at\n")
+		} else if p.Epoch > 0 {
+			t.printf("      log: from object %d, the next is %d; entries up to %d (%s, %s)\n", p.HeadSeq, p.TailSeq, max(p.TailLSN, 1)-1, count(int(p.Frames), "frame"), count(int(p.Seals), "seal"))
+		}
 		t.printf("      snapshots: %d with %s; the newest holds entries up to %d\n", p.Snapshots, count(p.Tables, "table file"), p.SnapshotLSN)
 	}
 	for _, f := range r.Findings {
