@@ -22,9 +22,12 @@ const (
 
 // Bounds of frames.
 const (
-	// readBytes is read at once. What is longer is read into its own memory, and
+	// readBytes is read at once. What is longer is read to where it stays, and
 	// this much of it at most is copied.
 	readBytes = 32 << 10
+	// lentBytes is the memory that large messages share when they come one right
+	// behind the other: to read several at once is a third of the work saved.
+	lentBytes = 1 << 20
 	// trusted is how much memory a length alone is worth; more comes with the bytes.
 	trusted     = 1 << 20
 	maxEndBytes = 4 << 10 // of the text that says why
@@ -233,7 +236,8 @@ func (f *Frames) ended(n int) error {
 
 // message reads and decodes n bytes.
 func (f *Frames) message(n int, m Message) error {
-	if n <= readBytes {
+	switch {
+	case n <= readBytes:
 		b, err := f.in.peek(n)
 		if err != nil {
 			return broken(err)
@@ -241,94 +245,23 @@ func (f *Frames) message(n int, m Message) error {
 		err = decode(b, m, false)
 		f.in.skip(n)
 		return err
+	case n > trusted:
+		b, err := f.in.whole(make([]byte, trusted), n)
+		if err != nil {
+			return broken(err)
+		}
+		return decode(b, m, f.cfg.Alias)
+	case f.cfg.Alias:
+		b, err := f.in.lend(n)
+		if err != nil {
+			return broken(err)
+		}
+		return decode(b, m, true)
 	}
-	var pooled *[]byte
-	var b []byte
-	if f.cfg.Alias || n > trusted {
-		b = make([]byte, min(n, trusted))
-	} else {
-		pooled = Buffers.Get(n)
-		defer Buffers.Put(pooled)
-		b = *pooled
-	}
-	b, err := f.in.whole(b, n)
-	if err != nil {
+	b := Buffers.Get(n)
+	defer Buffers.Put(b)
+	if _, err := f.in.whole(*b, n); err != nil {
 		return broken(err)
 	}
-	return decode(b, m, f.cfg.Alias)
-}
-
-// reader reads a connection through a buffer.
-type reader struct {
-	src   io.Reader
-	buf   []byte
-	at    int           // owner: who receives; first byte that was not taken
-	end   int           // owner: who receives; behind the last byte that was read
-	reads atomic.Uint64 // that gave something
-}
-
-// read reads once into b, which has room.
-func (r *reader) read(b []byte) (int, error) {
-	// A connection that gives nothing and no error breaks the contract of Read:
-	// it is not asked for ever.
-	for range 100 {
-		n, err := r.src.Read(b)
-		if n > 0 {
-			r.reads.Add(1)
-			return n, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-	}
-	return 0, io.ErrNoProgress
-}
-
-// peek gives the next n bytes, at most those of the buffer. They are valid until
-// the next call.
-func (r *reader) peek(n int) ([]byte, error) {
-	for r.end-r.at < n {
-		if err := r.more(); err != nil {
-			return nil, err
-		}
-	}
-	return r.buf[r.at : r.at+n], nil
-}
-
-// more reads once into the buffer, which must not be full of bytes not taken.
-func (r *reader) more() error {
-	switch {
-	case r.at == r.end:
-		r.at, r.end = 0, 0
-	case r.end == len(r.buf):
-		r.end = copy(r.buf, r.buf[r.at:r.end])
-		r.at = 0
-	}
-	n, err := r.read(r.buf[r.end:])
-	r.end += n
-	return err
-}
-
-func (r *reader) skip(n int) { r.at += n }
-
-// whole fills b with the next bytes, and what it gives up to n bytes: its memory
-// grows with what has come.
-func (r *reader) whole(b []byte, n int) ([]byte, error) {
-	have := copy(b, r.buf[r.at:r.end])
-	r.at += have
-	for {
-		for have < len(b) {
-			m, err := r.read(b[have:])
-			if err != nil {
-				return nil, err
-			}
-			have += m
-		}
-		if have == n {
-			return b, nil
-		}
-		more := make([]byte, min(n, 2*len(b)))
-		copy(more, b)
-		b = more
-	}
+	return decode(*b, m, false)
 }

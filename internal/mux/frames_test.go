@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -104,6 +105,79 @@ func TestWhatIsNoFrameIsRefused(t *testing.T) {
 	deep := nested(16 << 20)
 	if err := from(append(frame(0, uint32(len(deep)), ""), deep...), 128<<20).Recv(&wire.StepSpec{}); !errors.Is(err, errTooDeep) {
 		t.Errorf("nested too deep: %v", err)
+	}
+}
+
+// TestWhatWasLentStays: messages that share memory are not overwritten by what
+// comes behind them, in whatever pieces it comes.
+func TestWhatWasLentStays(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	var sizes []int
+	b := written(t, false, func(f *Frames) error {
+		for range 200 {
+			n := []int{10, 1000, 30_000, 40_000, 160_000, 300_000, trusted - 20}[rng.IntN(7)]
+			sizes = append(sizes, n)
+			if err := f.Send(payload(n)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for name, read := range map[string]func(io.Reader) io.Reader{
+		"all there is": func(r io.Reader) io.Reader { return r },
+		"halves":       iotest.HalfReader,
+		"some": func(r io.Reader) io.Reader {
+			return readFunc(func(p []byte) (int, error) { return r.Read(p[:min(len(p), 1+rng.IntN(200_000))]) })
+		},
+	} {
+		f := NewFrames(FramesConfig{Conn: ends{read(bytes.NewReader(b)), nil}, Max: 2 * trusted, Alias: true})
+		var got []*wire.Answers
+		for range sizes {
+			m := &wire.Answers{}
+			if err := f.Recv(m); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			got = append(got, m)
+		}
+		for i, n := range sizes {
+			if !got[i].EqualVT(payload(n)) {
+				t.Fatalf("%s: message %d of %d bytes has changed", name, i, n)
+			}
+		}
+	}
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
+// TestSingleMessagesKeepLittle: a large message that comes alone is in memory of
+// its own size, and those that come together share some.
+func TestSingleMessagesKeepLittle(t *testing.T) {
+	b := written(t, false, func(f *Frames) error { return f.Send(payload(100_000)) })
+	for _, together := range []bool{false, true} {
+		all := bytes.NewReader(bytes.Repeat(b, 20))
+		left := len(b) // of the message that has come
+		f := NewFrames(FramesConfig{Conn: ends{readFunc(func(p []byte) (int, error) {
+			if !together {
+				p = p[:min(len(p), left)]
+			}
+			n, err := all.Read(p)
+			if left -= n; left <= 0 {
+				left = len(b)
+			}
+			return n, err
+		}), nil}, Max: trusted, Alias: true})
+		most := 0
+		for range 20 {
+			if err := f.Recv(&wire.Answers{}); err != nil {
+				t.Fatal(err)
+			}
+			most = max(most, cap(f.in.buf))
+		}
+		if shared := most > 2*len(b); shared != together {
+			t.Errorf("together %t: memory of %d bytes for messages of %d", together, most, len(b))
+		}
 	}
 }
 
