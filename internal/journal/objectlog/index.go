@@ -56,13 +56,16 @@ func (x *Index) covered(upTo uint64) int {
 	})
 }
 
-// Head is where the log begins once all entries up to upTo are given up: the
-// first frame with another one, else next, the sequence behind the last frame.
+// Head is where the log begins once the entries up to upTo are given up: the
+// first frame with another one. The newest frame always stays, since it tells a
+// next owner what time it is; next and the next entry are the answer of an index
+// of no frames.
 func (x *Index) Head(upTo, next uint64) (seq, lsn uint64) {
-	if n := x.covered(upTo); n < len(x.frames) {
-		return x.frames[n].seq, x.frames[n].lsn
+	if len(x.frames) == 0 {
+		return next, x.lsn
 	}
-	return next, x.lsn
+	f := x.frames[min(x.covered(upTo), len(x.frames)-1)]
+	return f.seq, f.lsn
 }
 
 // Cut forgets the frames below head and returns their sequences: what may be

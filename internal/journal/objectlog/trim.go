@@ -18,7 +18,7 @@ const (
 )
 
 // Trim gives up the entries up to and including upTo, which the caller has
-// elsewhere, verified. It moves the head in the manifest and then has the
+// elsewhere, verified; the newest frame stays, see Index.Head. It moves the head in the manifest and then has the
 // frames below it deleted in the background; seals stay. nil means that the
 // head is durable, or that there was nothing to give up. Deletes that fail are
 // counted and made again by the next Trim.
