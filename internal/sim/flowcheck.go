@@ -94,7 +94,8 @@ func (w *world) judgeDispatch() {
 	for _, info := range d.Workers(tenant) {
 		for _, f := range w.workers {
 			s := f.stream
-			quiet := s != nil && !s.broken && s.out == nil && s.upUs < w.nowUs && s.downUs < w.nowUs
+			quiet := s != nil && !s.broken && s.out == nil && s.upUs < w.nowUs && s.downUs < w.nowUs &&
+				info.Streams == 1 // else a former one, whose end the server has not seen, counts as well
 			if nameOf("w", f.id) == info.WorkerId && quiet && !info.Draining && int(info.TaskCredits) != s.credits {
 				w.violate("slots", "", "worker %d has granted %d credits, the dispatcher has %d", f.id, s.credits, info.TaskCredits)
 			}
