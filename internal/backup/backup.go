@@ -19,11 +19,11 @@ import (
 // Errors of Copy, to be matched with errors.Is.
 var (
 	// ErrNotEmpty: there are objects in the target. Nothing was written.
-	ErrNotEmpty = errors.New("backup: the target is not empty")
+	ErrNotEmpty = errors.New("the target is not empty")
 	// ErrUnfit: the source cannot be copied this way. Nothing was written.
-	ErrUnfit = errors.New("backup: the source is no store that can be copied")
+	ErrUnfit = errors.New("the source is no store that can be copied")
 	// ErrDamaged: something in the source is not as it was written.
-	ErrDamaged = errors.New("backup: the source is damaged; see perdure doctor store")
+	ErrDamaged = errors.New("the source is damaged; see perdure doctor store")
 )
 
 const (

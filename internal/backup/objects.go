@@ -96,7 +96,8 @@ func (c *copier) values(ctx context.Context) error {
 func (c *copier) rest(ctx context.Context) error {
 	return c.copyKeys(ctx, "", func(key string) bool {
 		folder, _, inside := strings.Cut(key, "/")
-		return key != layoutKey && (!inside || folder != "nodes" && folder != "cluster" && !isPartition(folder))
+		passing := folder == "nodes" || folder == "cluster" || folder == "proof" || isPartition(folder)
+		return key != layoutKey && !(inside && passing)
 	})
 }
 

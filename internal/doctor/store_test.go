@@ -199,6 +199,7 @@ func TestStoreFindings(t *testing.T) {
 			s.put("p000/snapshot/a", nil)
 			s.put("z/z", nil)
 		}, []string{"warning a: ", "warning z/z: ", "warning p000/a: ", "warning p000/snapshot/a: "}},
+		"proof left":       {func(s *testStore) { s.put("proof/x/y", nil) }, nil},
 		"node damaged":     {func(s *testStore) { s.put("nodes/n2.json", []byte("x")) }, []string{"warning nodes/n2.json: "}},
 		"manifest damaged": {func(s *testStore) { s.flip(newest) }, []string{"damage " + newest + ": "}},
 		"older damaged":    {func(s *testStore) { s.flip(older) }, []string{"warning " + older + ": "}},
