@@ -73,17 +73,17 @@ func (s *Server) openObjects(ctx context.Context) error {
 }
 
 // becomeActive stands by until this process is the active one. Meanwhile it
-// follows the journals, and answers on the listener.
-func (s *Server) becomeActive(ctx context.Context) error {
+// follows the journals, and page answers.
+func (s *Server) becomeActive(ctx context.Context, page *waiting) error {
 	o := s.objects
 	var err error
 	o.lease, err = cluster.Hold(ctx, cluster.LeaseConfig{Store: s.store, Env: s.env, Node: s.node, Address: s.address(), Version: s.version, TTL: s.cfg.Cluster.LeaseTTL})
 	if err != nil {
 		return err
 	}
-	st := &standby{s: s, l: s.site.Listener}
+	st := &standby{s: s, page: page}
 	o.term, err = cluster.Elect(ctx, o.lease, func(now cluster.Standing) { st.stands(ctx, now) })
-	st.stop(err == nil)
+	st.stop()
 	if errors.Is(err, cluster.ErrLost) {
 		return fmt.Errorf("%w: %w", ErrTermOver, err)
 	}

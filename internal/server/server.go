@@ -161,12 +161,17 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	s.tools = tools
+	s.makeParts()
+	var page *waiting
+	if onObjects(s.cfg) && s.site.Listener != nil {
+		page = s.answerWaiting(s.site.Listener)
+		defer page.give()
+	}
 	if err := s.openStore(ctx); err != nil {
 		return err
 	}
-	s.makeParts()
 	if s.objects != nil {
-		if err := s.becomeActive(ctx); err != nil {
+		if err := s.becomeActive(ctx, page); err != nil {
 			return err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
@@ -21,8 +20,7 @@ const followRetry = 2 * time.Second
 // address that it is not, and keeps the tables close behind the journals.
 type standby struct {
 	s       *Server
-	l       net.Listener // nil = nobody is answered
-	page    *waiting     // nil until it is known that there is something to wait for
+	page    *waiting // nil = nobody is answered
 	cancel  context.CancelFunc
 	follows sync.WaitGroup
 }
@@ -33,14 +31,11 @@ type behind struct {
 	log    *objectlog.Follower
 }
 
-// stands takes how this process stands; it is called until it is active, and
-// begins the waiting.
+// stands takes how this process stands; it is called until it is active. The first
+// call begins the following.
 func (st *standby) stands(ctx context.Context, now cluster.Standing) {
 	if st.cancel == nil {
 		ctx, st.cancel = context.WithCancel(ctx)
-		if st.l != nil {
-			st.page = st.s.answerWaiting(st.l)
-		}
 		for _, p := range st.s.parts {
 			st.follows.Add(1)
 			go func() {
@@ -61,14 +56,14 @@ func (st *standby) stands(ctx context.Context, now cluster.Standing) {
 	}
 }
 
-// stop ends the waiting, whatever it came to. What follows is as far as it came.
-func (st *standby) stop(active bool) {
+// stop ends the following, which is as far as it came.
+func (st *standby) stop() {
 	if st.cancel != nil {
 		st.cancel()
 		st.follows.Wait()
 	}
 	if st.page != nil {
-		st.page.give(active)
+		st.page.stands("", "")
 	}
 }
 

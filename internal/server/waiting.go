@@ -29,7 +29,7 @@ type Standing struct {
 // process. What comes while nobody is known to be active is held for a while.
 type waiting struct {
 	l     net.Listener
-	own   string // this process's address, for when it is active itself
+	own   string // this process's address, for when it stands by no more
 	parts []*part
 	dial  env.Dialer
 	clock env.Clock
@@ -62,6 +62,7 @@ func (s *Server) answerWaiting(l net.Listener) *waiting {
 	}
 	w.http = &http.Server{Handler: w, ReadHeaderTimeout: s.cfg.Limits.ReadHeaderTimeout, IdleTimeout: time.Second,
 		MaxHeaderBytes: int(s.cfg.Limits.MaxHeaderBytes)}
+	w.http.SetKeepAlivesEnabled(false) // the next request of a connection is to be sorted anew
 	w.local = newHalf(&splitter{l: l, done: w.done})
 	go func() { _ = w.http.Serve(w.local) }() // ends with done
 	go w.accept(newLimitListener(w.l, s.cfg.Limits.MaxConnections))
@@ -104,16 +105,13 @@ func (w *waiting) turn(to string) {
 }
 
 // give ends the taking of connections, so that the listener can be served by
-// others. Those that are held go to the process itself, if it is active now.
-func (w *waiting) give(active bool) {
+// others. Those that are held go to whom it is served by next: this process as the
+// active one, or as one that stands by again.
+func (w *waiting) give() {
 	_ = w.l.Close() // of what was lent: it never fails
 	<-w.done
 	_ = w.http.Close()
-	if active {
-		w.turn(w.own)
-	} else {
-		w.turn("")
-	}
+	w.turn(w.own)
 }
 
 // probes are the requests that a process answers for itself, however it stands.
