@@ -78,8 +78,10 @@ fuzz: ## run each fuzz target for FUZZTIME
 	if [ "$$found" = 0 ]; then echo "no fuzz target found"; exit 1; fi; echo "$$found fuzz targets held"
 
 .PHONY: sim
-sim: build ## run SIM_SEEDS seeds of the simulator
+sim: build ## run SIM_SEEDS seeds of the simulator, and find the bugs that are planted
 	$(BIN) sim --seed 1 --seeds $(SIM_SEEDS)
+	for bug in ack_early skip_seal trim_seal reuse_epoch; do \
+	  $(GO) test -count=1 -tags plant_$$bug -run TestRandomOwners ./internal/journal/objectlog || exit 1; done
 
 # The end-to-end tests drive the binary with clients that are not ours: the
 # npm package openai, the Go module openai-go, curl.
@@ -89,7 +91,8 @@ e2e: build ## end-to-end tests with foreign clients (installs node when missing)
 	@$(call need,npm,npm)
 	@$(call need,curl,curl ca-certificates)
 	@$(call need,strace,strace)
-	PERDURE_BIN=$(abspath $(BIN)) $(GO) test -count=1 -p 1 -timeout 20m -tags e2e $(E2E_PKGS)
+	gateway=$$(scripts/versitygw.sh); export PERDURE_VERSITYGW=$$gateway PERDURE_BIN=$(abspath $(BIN)); \
+	$(GO) test -count=1 -p 1 -timeout 20m -tags e2e $(E2E_PKGS) && $(GO) test -count=1 ./internal/blob/s3/...
 
 .PHONY: bench
 bench: build ## load test with and without persistence, into bench/results

@@ -183,7 +183,7 @@ func (c *cluster) pause(from, to time.Duration) {
 // and workers use one of them. What clients were told is there in the end.
 func TestKillLoopOnAnObjectStore(t *testing.T) {
 	seed := fromEnv(t, "PERDURE_FLOWS_SEED", uint64(time.Now().UnixNano()))
-	rounds := int(fromEnv(t, "PERDURE_OBJECTS_ROUNDS", 16))
+	rounds := int(fromEnv(t, "PERDURE_OBJECTS_ROUNDS", 12))
 	t.Logf("seed %d", seed)
 	k := &loop{t: t, rng: rand.New(rand.NewPCG(seed, 2))}
 	c := newCluster(t, k.rng, fmt.Sprintf("kernel: {partitions: 2}\ndrain_timeout: 300ms\nflows: {worker_heartbeat: %s}\n"+
@@ -213,23 +213,40 @@ func TestKillLoopOnAnObjectStore(t *testing.T) {
 	c.verify()
 }
 
-// verify lets the doctor look at the whole store, and starts a server from nothing
-// but that.
+// verify lets the doctor look at the whole store, starts a server from nothing but
+// that, backs it up while it works, and starts one on what was restored.
 func (c *cluster) verify() {
 	c.t.Helper()
 	for _, s := range c.nodes {
 		s.stop()
 	}
 	url := storeURL(c.proxies[0].URL())
-	out, errs, code := c.nodes[0].command(s3Keys(), "doctor", "store", url)
-	if code != 0 {
-		c.t.Errorf("doctor store: exit code %d:\n%s%s", code, out, errs)
-	}
+	restored := strings.Replace(url, "/perdure?", "/restored?", 1)
+	copied := filepath.Join(c.t.TempDir(), "copy")
 	s := c.nodes[0]
+	must := func(args ...string) string {
+		c.t.Helper()
+		out, errs, code := s.command(s3Keys(), args...)
+		if code != 0 {
+			c.t.Errorf("perdure %s: exit code %d:\n%s%s", strings.Join(args, " "), code, out, errs)
+		}
+		return out
+	}
+	must("doctor", "store", url)
 	s.argv = append(s.argv, "--data", filepath.Join(c.t.TempDir(), "empty"))
 	s.start()
-	if out, errs, code := s.command(nil, "flow", "list", "--json"); code != 0 || strings.Count(out, "\n") == 0 {
-		c.t.Errorf("from the store alone: exit code %d:\n%s%s", code, out, errs)
+	flows := strings.Count(must("flow", "list", "--json", "--limit", "0"), "\n")
+	if flows < 10 {
+		c.t.Errorf("from the store alone there are %d flows", flows)
+	}
+	must("backup", "--from", url, "--to", copied)
+	s.stop()
+	must("doctor", "store", copied)
+	must("restore", "--from", copied, "--to", restored)
+	s.argv = append(s.argv, "--store", restored, "--data", filepath.Join(c.t.TempDir(), "fresh"))
+	s.start()
+	if n := strings.Count(must("flow", "list", "--json", "--limit", "0"), "\n"); n != flows {
+		c.t.Errorf("%d flows were restored of %d", n, flows)
 	}
 }
 

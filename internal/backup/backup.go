@@ -34,9 +34,9 @@ const (
 	maxPartitions = 1000
 	layoutKey     = "layout.json"
 	layoutFormat  = 1
-	// unfinished is the format of the layout while the copy is under way: no
+	// Unfinished is the format of the layout while the copy is under way: no
 	// server starts on half a copy.
-	unfinished = 1_000_000
+	Unfinished = 1_000_000
 	nodeName   = "backup" // that owns the partitions of a copy, and has released them
 )
 
@@ -214,7 +214,7 @@ func (c *copier) readLayout(ctx context.Context) (layout, []byte, error) {
 		return l, nil, fmt.Errorf("%w: %s: %w", ErrDamaged, layoutKey, err)
 	}
 	switch {
-	case l.Format == unfinished:
+	case l.Format == Unfinished:
 		return l, nil, fmt.Errorf("%w: it is a copy that was not finished", ErrUnfit)
 	case l.Format > layoutFormat:
 		return l, nil, fmt.Errorf("%w: it has layout %d, this program reads up to %d: use a newer one", ErrUnfit, l.Format, layoutFormat)
@@ -226,7 +226,7 @@ func (c *copier) readLayout(ctx context.Context) (layout, []byte, error) {
 
 // beginLayout claims the target.
 func (c *copier) beginLayout(ctx context.Context, l layout) (blob.Token, error) {
-	l.Format = unfinished
+	l.Format = Unfinished
 	raw, err := json.Marshal(l)
 	if err != nil {
 		return "", err

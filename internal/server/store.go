@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/perdure-dev/perdure/internal/backup"
 	"github.com/perdure-dev/perdure/internal/blob"
 	"github.com/perdure-dev/perdure/internal/cluster"
 	"github.com/perdure-dev/perdure/internal/env"
@@ -51,6 +52,8 @@ func (s *Server) checkLayout(ctx context.Context) error {
 		return fmt.Errorf("%s is damaged: %w", layoutKey, err)
 	}
 	switch {
+	case have.Format == backup.Unfinished:
+		return errors.New("the store is a copy that was not finished: empty it and copy again")
 	case have.Format > layoutFormat:
 		return fmt.Errorf("the data directory has layout %d, this program reads up to %d: use a newer one", have.Format, layoutFormat)
 	case have.Partitions != partitions:
