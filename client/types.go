@@ -275,5 +275,5 @@ type Worker struct {
 	TaskCredits uint64    `json:"task_credits"`
 	Connected   time.Time `json:"connected"` // its oldest stream
 	Draining    bool      `json:"draining,omitempty"`
-	Streams     int       `json:"streams"` // that it has open
+	Streams     int       `json:"streams,omitempty"` // that it has open
 }

@@ -193,7 +193,11 @@ func (a *app) showMessages(got []client.Message) error {
 			}
 			continue
 		}
-		t.add(clean(m.ID), a.ago(m.At), short(m.Payload, shortValue*3))
+		payload := short(m.Payload, shortValue*3)
+		if m.Size > 0 {
+			payload = fmt.Sprintf("(%d bytes)", m.Size)
+		}
+		t.add(clean(m.ID), a.ago(m.At), payload)
 	}
 	switch {
 	case a.json:

@@ -94,8 +94,9 @@ func (c *call) rpc(req *wire.RpcRequest) {
 }
 
 // rpcInput checks the input of an RPC. A large one is in a blob that nothing
-// names: the caller makes it for the call and drops it, and a sweep takes what
-// is left behind, which is long after the longest call of a worker is over.
+// names: the caller makes it for the call and drops it, and a sweep takes what is
+// left behind. A call whose handler begins more than an hour later may find the
+// blob swept; it fails then, and nothing of it takes effect.
 func (s *Service) rpcInput(req *wire.RpcRequest) error {
 	if req.InputBlob == "" {
 		return s.checkJSON("the input of RPC "+req.Name, req.Input)

@@ -6,8 +6,11 @@
 
 // How workers talk to a server. A worker opens one outbound stream, says which
 // flow types it runs and how many tasks it takes at once, and gets frames of
-// many tasks; it answers in frames of many results. Records that are journaled
-// as they come are those of perdure.journal.v1: fields are only ever added.
+// many tasks; it answers in frames of many results. When that stream does not
+// suffice it opens further ones, with the same Hello: each has credits of its own,
+// and a task is answered over the stream that it came by. Records that are
+// journaled as they come are those of perdure.journal.v1: fields are only ever
+// added.
 
 package wire
 
@@ -267,7 +270,7 @@ func (x *ServerFrame) GetDrain() bool {
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                // the newest version the worker speaks; 1
-	WorkerId      string                 `protobuf:"bytes,2,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"` // stable for the process; shown to people
+	WorkerId      string                 `protobuf:"bytes,2,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"` // stable for the process, the same on all its streams; shown to people
 	Build         string                 `protobuf:"bytes,3,opt,name=build,proto3" json:"build,omitempty"`                       // of the user's program; shown to people
 	Sdk           string                 `protobuf:"bytes,4,opt,name=sdk,proto3" json:"sdk,omitempty"`                           // name and version
 	FlowTypes     []*FlowType            `protobuf:"bytes,5,rep,name=flow_types,json=flowTypes,proto3" json:"flow_types,omitempty"`

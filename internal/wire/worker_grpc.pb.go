@@ -6,8 +6,11 @@
 
 // How workers talk to a server. A worker opens one outbound stream, says which
 // flow types it runs and how many tasks it takes at once, and gets frames of
-// many tasks; it answers in frames of many results. Records that are journaled
-// as they come are those of perdure.journal.v1: fields are only ever added.
+// many tasks; it answers in frames of many results. When that stream does not
+// suffice it opens further ones, with the same Hello: each has credits of its own,
+// and a task is answered over the stream that it came by. Records that are
+// journaled as they come are those of perdure.journal.v1: fields are only ever
+// added.
 
 package wire
 
