@@ -84,8 +84,8 @@ func (p *part) checkPrefix() {
 		w.violate("prefix", "", "partition %d: tables are at %d, the journal ends at %d", p.id, at, p.hist.last())
 		return
 	}
-	if at < p.hist.flushed {
-		w.violate("prefix", "", "partition %d: tables are at %d, flushed were entries up to %d", p.id, at, p.hist.flushed)
+	if at < p.n.m.flushed[p.id] {
+		w.violate("prefix", "", "partition %d: tables are at %d, flushed were entries up to %d", p.id, at, p.n.m.flushed[p.id])
 	}
 	if first := p.log.FirstLSN(); at+1 < first {
 		w.violate("prefix", "", "partition %d: tables end at %d, the journal begins at %d", p.id, at, first)
@@ -135,7 +135,7 @@ func (p *part) replayed() (hash uint64, err error) {
 	if err := d.RemoveAll(tablesDir(p.id)); err != nil {
 		return 0, err
 	}
-	q := &part{n: &node{w: w, disk: d}, id: p.id, epoch: p.epoch + 1}
+	q := &part{n: &node{w: w, m: p.n.m, disk: d}, id: p.id, epoch: p.epoch + 1}
 	if p.log.FirstLSN() > 1 {
 		store, err := openStore(d)
 		if err != nil {
@@ -166,8 +166,10 @@ func (p *part) replayed() (hash uint64, err error) {
 func (w *world) finish() {
 	w.calm = true
 	w.tell("", "faults are over")
-	if w.node != nil {
-		w.node.disk.trip(0, nil)
+	for _, m := range w.machines {
+		if m.node != nil {
+			m.node.disk.trip(0, nil)
+		}
 	}
 	const patience, step = 120_000_000, 100_000
 	for end := w.nowUs + patience; w.nowUs < end && w.broken == nil; {
@@ -194,7 +196,8 @@ func (w *world) finish() {
 }
 
 func (w *world) atRest() bool {
-	if w.node == nil || w.node.draining {
+	n := w.active()
+	if n == nil || n.draining {
 		return false
 	}
 	for _, c := range w.clients {
@@ -205,7 +208,7 @@ func (w *world) atRest() bool {
 	if w.asks > 0 {
 		return false
 	}
-	for _, p := range w.node.parts {
+	for _, p := range n.parts {
 		if len(p.queue) > 0 || !p.quiet() {
 			return false
 		}
@@ -233,12 +236,13 @@ func (w *world) allCaughtUp() bool {
 
 // verdict is the last check, of a world at rest.
 func (w *world) verdict() {
-	if w.node == nil {
+	n := w.active()
+	if n == nil {
 		w.violate("liveness", "", "the server does not come up")
 		return
 	}
 	flows := map[string]*wire.Flow{}
-	for _, p := range w.node.parts {
+	for _, p := range n.parts {
 		p.checkQuiet()
 		p.checkReplay()
 		err := p.tables.Flows("", "", 0, false, func(f *wire.Flow) error {

@@ -21,6 +21,7 @@ type client struct {
 	id   int
 	rng  *source
 	left int
+	at   int // the machine that it asks
 	op   *op // in progress
 }
 
@@ -195,12 +196,12 @@ func (o *op) send() {
 		w.fault("request-lost")
 	} else {
 		o.copies++
-		w.after(o.delay(), func() { w.arrive(o, try) })
+		w.arriveAt(o.c.at, o.delay(), func(n *node) { w.arrive(n, o, try) })
 	}
 	if twice {
 		w.fault("request-twice")
 		o.copies++
-		w.after(o.delay()+w.rng.between(0, 2_000_000), func() { w.arrive(o, try) })
+		w.arriveAt(o.c.at, o.delay()+w.rng.between(0, 2_000_000), func(n *node) { w.arrive(n, o, try) })
 	}
 	w.after(clientTimeoutUs, func() { o.answered(try, outcome{err: errTimeout}, nil) })
 }
@@ -216,32 +217,31 @@ func (o *op) delay() int64 {
 }
 
 // arrive is the server's side.
-func (w *world) arrive(o *op, try int) {
-	n := w.node
+func (w *world) arrive(n *node, o *op, try int) {
 	if n == nil {
-		w.reply(o, try, outcome{err: errDown}, nil)
+		w.reply(n, o, try, outcome{err: errDown}, nil)
 		return
 	}
 	if n.draining && (o.Kind == oracle.Start || o.Kind == oracle.Publish) {
-		w.reply(o, try, outcome{err: partition.ErrStopped}, nil)
+		w.reply(n, o, try, outcome{err: partition.ErrStopped}, nil)
 		return
 	}
 	p := n.parts[partition.Of(o.FlowID, len(n.parts))]
 	if len(p.queue) >= w.p.queueBound {
 		w.fault("overloaded")
-		w.reply(o, try, outcome{err: partition.ErrOverloaded}, nil)
+		w.reply(n, o, try, outcome{err: partition.ErrOverloaded}, nil)
 		return
 	}
 	if o.read {
-		p.submit(request{flow: o.FlowID, read: func(f *wire.Flow, err error) { w.reply(o, try, outcome{err: err}, f) }})
+		p.submit(request{flow: o.FlowID, read: func(f *wire.Flow, err error) { w.reply(n, o, try, outcome{err: err}, f) }})
 		return
 	}
-	p.submit(request{flow: o.FlowID, entry: o.entry(), reply: func(out outcome) { w.reply(o, try, out, nil) }})
+	p.submit(request{flow: o.FlowID, entry: o.entry(), reply: func(out outcome) { w.reply(n, o, try, out, nil) }})
 }
 
 // reply sends an answer back, if the process still can.
-func (w *world) reply(o *op, try int, out outcome, f *wire.Flow) {
-	if w.node != nil && w.node.disk.fired() != nil {
+func (w *world) reply(n *node, o *op, try int, out outcome, f *wire.Flow) {
+	if n != nil && n.disk.fired() != nil {
 		return
 	}
 	if !w.calm && w.rng.percent(w.p.answerLost) {
@@ -286,6 +286,7 @@ func (o *op) retry(why error) {
 		o.end(o.maybe || o.copies > 1)
 		return
 	}
+	o.c.at = w.elsewhere(o.c.rng, o.c.at)
 	w.after(o.c.rng.between(20_000, 400_000), o.send)
 }
 

@@ -24,12 +24,12 @@ func (w *world) crash() {
 		return
 	}
 	w.after(w.rng.between(w.p.crashEveryUs/2, 2*w.p.crashEveryUs), w.crash)
-	n := w.node
+	n := w.machines[0].node
 	if n == nil { // while it is down, or within the start
 		return
 	}
 	if w.rng.percent(w.p.stops) {
-		w.stop()
+		n.stop()
 		return
 	}
 	kind, l := w.howItDies()
@@ -48,9 +48,9 @@ func (w *world) crash() {
 	w.tell("", "the machine dies: %s", kind)
 	left := n.disk.crash(l)
 	if l != nil {
-		w.loseTables(left)
+		n.m.loseTables(left)
 	}
-	w.die(left)
+	n.die(left)
 }
 
 // howItDies draws the end of a process, or of its machine with what it had not
@@ -66,18 +66,20 @@ func (w *world) howItDies() (kind string, l *loss) {
 }
 
 // crashStart lets a start end within, now and then.
-func (w *world) crashStart() {
+func (m *machine) crashStart() {
+	w := m.w
 	if w.calm || w.p.crashEveryUs == 0 || !w.rng.percent(w.p.startCrash) {
 		return
 	}
 	kind, l := w.howItDies()
 	ops := 1 + w.rng.intn(80)
 	w.tell("", "%s will come within disk operation %d of the start", kind, ops)
-	w.disk.trip(ops, l)
+	m.disk.trip(ops, l)
 }
 
 // loseTables takes a partition's tables away, as a mishap or an operator would.
-func (w *world) loseTables(left *disk) {
+func (m *machine) loseTables(left *disk) {
+	w := m.w
 	if !w.rng.percent(w.p.loseTables) {
 		return
 	}
@@ -86,7 +88,7 @@ func (w *world) loseTables(left *disk) {
 		return
 	}
 	w.fault("tables-lost")
-	w.hist[id].flushed = 0
+	m.flushed[id] = 0
 	w.tell("", "the tables of partition %d are lost", id)
 	_ = left.RemoveAll(tablesDir(id)) // it is there
 	_ = syncDir(left, fmt.Sprintf("%s/p%03d", dataDir, id))
@@ -104,8 +106,8 @@ func syncDir(d *disk, dir string) error {
 const drainUs = 1_500_000
 
 // stop is an orderly one: no new turns, a wait, then the end of the process.
-func (w *world) stop() {
-	n := w.node
+func (n *node) stop() {
+	w := n.w
 	if n.draining {
 		return
 	}
@@ -113,21 +115,21 @@ func (w *world) stop() {
 	n.flows.dispatch.Drain()
 	w.fault("stop")
 	w.tell("", "the server drains")
-	w.inLife(w.rng.between(0, drainUs), func() {
+	n.inLife(w.rng.between(0, drainUs), func() {
 		for _, p := range n.parts {
 			p.pool.Abort()
 		}
 		n.flows.dispatch.Stop()
-		w.settle(n, func() { w.bury("ends in order", n.disk) })
+		n.settle(func() { n.bury("ends in order", n.disk) })
 	})
 }
 
 // settle goes on when all that was proposed is committed.
-func (w *world) settle(n *node, then func()) {
+func (n *node) settle(then func()) {
 	for _, p := range n.parts {
 		if len(p.queue) > 0 || !p.quiet() {
 			p.kick()
-			w.inLife(1_000, func() { w.settle(n, then) })
+			n.inLife(1_000, func() { n.settle(then) })
 			return
 		}
 	}
@@ -140,7 +142,7 @@ func (w *world) jump() {
 		return
 	}
 	by := w.rng.between(-20_000_000, 20_000_000)
-	w.skewUs += by
+	w.machines[0].skewUs += by
 	w.fault("clock-jump")
 	w.tell("", "the clock jumps by %d ms", by/1000)
 	w.after(w.rng.between(1_000_000, 10_000_000), w.jump)
@@ -153,7 +155,7 @@ func (w *world) upkeep() {
 		return
 	}
 	w.after(w.rng.between(w.p.upkeepEveryUs/2, w.p.upkeepEveryUs*3/2), w.upkeep)
-	n := w.node
+	n := w.active()
 	if n == nil {
 		return
 	}
@@ -186,7 +188,7 @@ func (w *world) flush(n *node) {
 			w.violate("tables", "", "partition %d: flushed up to %d, applied was %d", p.id, at, before)
 		}
 		if n.disk.fired() == nil {
-			p.hist.flushed = before
+			n.m.flushed[p.id] = before
 		}
 	}
 	w.fault("flush")

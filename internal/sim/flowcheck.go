@@ -40,7 +40,7 @@ func flowAtRest(f *wire.Flow) bool { return !core.HasOutstanding(f) }
 // flows gives the durable flows of users, with all their values.
 func (w *world) userFlows() map[string]*wire.Flow {
 	out := map[string]*wire.Flow{}
-	for _, p := range w.node.parts {
+	for _, p := range w.active().parts {
 		var ids []string
 		err := p.tables.Flows("", "", 0, false, func(f *wire.Flow) error {
 			if isFlow(f.Id) {
@@ -82,7 +82,7 @@ func (w *world) judgeFlows() {
 // judgeDispatch: the dispatcher has nothing left, and knows of each worker's
 // credits what the worker knows.
 func (w *world) judgeDispatch() {
-	d := w.node.flows.dispatch
+	d := w.active().flows.dispatch
 	for _, q := range d.Queues(tenant) {
 		if q.Queued+q.Running > 0 {
 			w.violate("dispatch", "", "of type %s %d steps are queued and %d run, by the dispatcher", q.FlowType, q.Queued, q.Running)
@@ -194,7 +194,7 @@ func (w *world) judgeMail(id string, flows map[string]*wire.Flow) {
 }
 
 func (w *world) judgeUndone(id string, at map[string]int) {
-	for _, p := range w.node.parts {
+	for _, p := range w.active().parts {
 		for _, flow := range slices.Sorted(maps.Keys(p.hist.fold.shown)) {
 			for _, s := range p.hist.fold.undone[flow] {
 				if s.to != id {

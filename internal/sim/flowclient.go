@@ -16,6 +16,7 @@ type flowClient struct {
 	id   int
 	rng  *source
 	left int
+	at   int // the machine that it asks
 	busy bool
 	sent int
 }
@@ -26,7 +27,7 @@ type ask struct {
 	flow   string
 	what   string
 	safe   bool // may be tried again when nobody knows what became of it
-	serve  func(reply func(outcome, *wire.Flow))
+	serve  func(n *node, reply func(outcome, *wire.Flow))
 	done   func(o outcome, f *wire.Flow) // may be nil
 	refuse func(unsure bool)             // refused, or given up; may be nil
 	tries  int
@@ -125,8 +126,8 @@ type letter struct {
 // it takes.
 func (c *flowClient) command(id, what string, safe bool, e *wire.Entry, acked func(outcome)) {
 	a := &ask{c: c, flow: id, what: what, safe: safe}
-	a.serve = func(reply func(outcome, *wire.Flow)) {
-		c.w.node.flows.part(id).submit(request{flow: id, entry: e.CloneVT(), reply: func(o outcome) { reply(o, nil) }})
+	a.serve = func(n *node, reply func(outcome, *wire.Flow)) {
+		n.flows.part(id).submit(request{flow: id, entry: e.CloneVT(), reply: func(o outcome) { reply(o, nil) }})
 	}
 	a.done = func(o outcome, _ *wire.Flow) {
 		if acked != nil {
@@ -140,8 +141,8 @@ func (c *flowClient) command(id, what string, safe bool, e *wire.Entry, acked fu
 func (c *flowClient) read(id string) {
 	floor := c.w.model.LastLSN(id)
 	a := &ask{c: c, flow: id, what: "reads", safe: true}
-	a.serve = func(reply func(outcome, *wire.Flow)) {
-		c.w.node.flows.part(id).submit(request{flow: id, read: func(f *wire.Flow, err error) { reply(outcome{err: err}, f) }})
+	a.serve = func(n *node, reply func(outcome, *wire.Flow)) {
+		n.flows.part(id).submit(request{flow: id, read: func(f *wire.Flow, err error) { reply(outcome{err: err}, f) }})
 	}
 	a.done = func(_ outcome, f *wire.Flow) {
 		if f == nil {
@@ -160,7 +161,7 @@ func (c *flowClient) add(id string) {
 	h := &counted{flow: id, add: true, client: c.id, call: c.w.instant()}
 	c.w.counted = append(c.w.counted, h)
 	a := &ask{c: c, flow: id, what: "adds", safe: true}
-	a.serve = func(reply func(outcome, *wire.Flow)) { c.w.node.flows.locked(id, key, 0, reply) }
+	a.serve = func(n *node, reply func(outcome, *wire.Flow)) { n.flows.locked(id, key, 0, reply) }
 	a.done = func(o outcome, _ *wire.Flow) { h.answer(c.w, o.Output) }
 	a.refuse = func(unsure bool) {
 		if !unsure {
@@ -173,7 +174,7 @@ func (c *flowClient) add(id string) {
 func (c *flowClient) get(id string) {
 	h := &counted{flow: id, client: c.id, call: c.w.instant()}
 	a := &ask{c: c, flow: id, what: "gets", safe: true}
-	a.serve = func(reply func(outcome, *wire.Flow)) { c.w.node.flows.reading(id, reply) }
+	a.serve = func(n *node, reply func(outcome, *wire.Flow)) { n.flows.reading(id, reply) }
 	a.done = func(o outcome, _ *wire.Flow) {
 		h.answer(c.w, o.Output)
 		c.w.counted = append(c.w.counted, h)
@@ -310,25 +311,20 @@ func (c *flowClient) disturb(id string) {
 		return
 	default:
 		what, safe = "adds to", false
-		c.w.node0(func(n *node) { n.flows.locked(id, c.key(), 0, func(outcome, *wire.Flow) {}) })
+		if n := c.w.serving(nil); n != nil && n.disk.fired() == nil {
+			n.flows.locked(id, c.key(), 0, func(outcome, *wire.Flow) {})
+		}
 		c.rest()
 		return
 	}
 	c.command(id, what, safe, e, nil)
 }
 
-// node0 runs fn with the node, if there is one.
-func (w *world) node0(fn func(*node)) {
-	if w.node != nil && w.node.disk.fired() == nil {
-		fn(w.node)
-	}
-}
-
 // reset goes back to the flow's first steps, with a state of its own making.
 func (c *flowClient) reset(id string) {
 	a := &ask{c: c, flow: id, what: "resets"}
-	a.serve = func(reply func(outcome, *wire.Flow)) {
-		f := c.w.node.flows
+	a.serve = func(n *node, reply func(outcome, *wire.Flow)) {
+		f := n.flows
 		f.look(id, func(fl *wire.Flow, err error) {
 			if err != nil || fl == nil || !fl.Closes {
 				reply(outcome{err: cmpErr(err)}, nil)
@@ -358,38 +354,37 @@ func (a *ask) send() {
 		w.fault("request-lost")
 	} else {
 		a.copies++
-		w.after(w.rng.between(50, 3_000), func() { a.arrive(try) })
+		w.arriveAt(a.c.at, w.rng.between(50, 3_000), func(n *node) { a.arrive(n, try) })
 	}
 	if !w.calm && a.safe && w.rng.percent(w.p.requestTwice) {
 		w.fault("request-twice")
 		a.copies++
-		w.after(w.rng.between(50, 1_000_000), func() { a.arrive(try) })
+		w.arriveAt(a.c.at, w.rng.between(50, 1_000_000), func(n *node) { a.arrive(n, try) })
 	}
 	w.after(2*clientTimeoutUs, func() { a.answered(try, outcome{err: errTimeout}, nil) })
 }
 
-func (a *ask) arrive(try int) {
+func (a *ask) arrive(n *node, try int) {
 	w := a.c.w
-	n := w.node
 	switch {
 	case n == nil:
-		a.reply(try, outcome{err: errDown}, nil)
+		a.reply(n, try, outcome{err: errDown}, nil)
 		return
 	case n.draining:
-		a.reply(try, outcome{err: partition.ErrStopped}, nil)
+		a.reply(n, try, outcome{err: partition.ErrStopped}, nil)
 		return
 	case len(n.flows.part(a.flow).queue) >= w.p.queueBound:
 		w.fault("overloaded")
-		a.reply(try, outcome{err: partition.ErrOverloaded}, nil)
+		a.reply(n, try, outcome{err: partition.ErrOverloaded}, nil)
 		return
 	}
-	a.serve(func(o outcome, f *wire.Flow) { a.reply(try, o, f) })
+	a.serve(n, func(o outcome, f *wire.Flow) { a.reply(n, try, o, f) })
 }
 
 // reply sends an answer back, if the process still can.
-func (a *ask) reply(try int, o outcome, f *wire.Flow) {
+func (a *ask) reply(n *node, try int, o outcome, f *wire.Flow) {
 	w := a.c.w
-	if w.node != nil && w.node.disk.fired() != nil {
+	if n != nil && n.disk.fired() != nil {
 		return
 	}
 	if !w.calm && w.rng.percent(w.p.answerLost) {
@@ -424,6 +419,7 @@ func (a *ask) answered(try int, o outcome, f *wire.Flow) {
 			a.giveUp(a.maybe || a.copies > 0)
 			return
 		}
+		a.c.at = w.elsewhere(a.c.rng, a.c.at)
 		w.after(a.c.rng.between(20_000, 300_000), a.send)
 	}
 }

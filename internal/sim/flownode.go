@@ -11,7 +11,6 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/core"
 	"github.com/perdure-dev/perdure/internal/dispatch"
-	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
@@ -52,29 +51,10 @@ const (
 func newFlowNode(n *node) *flowNode {
 	f := &flowNode{n: n, carrying: map[sendKey]bool{}, held: map[string]map[stepKey]bool{}}
 	f.dispatch = dispatch.New(dispatch.Config{
-		Clock: lifeClock{n.w}, Hub: n.hub, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Clock: lifeClock{n}, Hub: n.hub, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Heartbeat: flowHeartbeat, Timeout: flowTimeout, RPCTimeout: flowTimeout,
 	})
 	return f
-}
-
-// lifeClock is a clock for timeouts: it goes on evenly, and its timers die with
-// the process.
-type lifeClock struct{ w *world }
-
-// Now implements env.Clock.
-func (c lifeClock) Now() time.Time { return time.UnixMicro(wallEpoch + c.w.nowUs) }
-
-// AfterFunc implements env.Clock.
-func (c lifeClock) AfterFunc(d time.Duration, f func()) env.Timer {
-	t := &timer{}
-	c.w.inLife(d.Microseconds(), func() {
-		if !t.over {
-			t.over = true
-			f()
-		}
-	})
-	return t
 }
 
 // Submit implements dispatch.Proposer.
@@ -306,10 +286,10 @@ func (r *router) Send(flowID string, out *wire.Outgoing) {
 		return
 	}
 	f.carrying[sendKey{flowID, out.Id}] = true
-	w.inLife(w.rng.between(10, 5_000), func() { f.carry(flowID, out) })
+	f.n.inLife(w.rng.between(10, 5_000), func() { f.carry(flowID, out) })
 	if !w.calm && w.rng.percent(w.p.sendTwice) {
 		w.fault("send-twice")
-		w.inLife(w.rng.between(10, 500_000), func() { f.carry(flowID, out) })
+		f.n.inLife(w.rng.between(10, 500_000), func() { f.carry(flowID, out) })
 	}
 }
 
@@ -321,7 +301,7 @@ func (f *flowNode) carry(from string, out *wire.Outgoing) {
 	}
 	to := f.part(e.FlowId)
 	if len(to.queue) >= w.p.queueBound {
-		w.inLife(w.rng.between(5_000, 50_000), func() { f.carry(from, out) })
+		f.n.inLife(w.rng.between(5_000, 50_000), func() { f.carry(from, out) })
 		return
 	}
 	to.submit(request{flow: e.FlowId, entry: e, reply: func(o outcome) {
@@ -330,7 +310,7 @@ func (f *flowNode) carry(from string, out *wire.Outgoing) {
 		case o.err == nil:
 			f.report(from, &wire.OutboxDone{Id: out.Id, RunId: o.RunID})
 		case errors.As(o.err, &refused) && refused.Code == core.QueueFull:
-			w.inLife(w.rng.between(5_000, 50_000), func() { f.carry(from, out) })
+			f.n.inLife(w.rng.between(5_000, 50_000), func() { f.carry(from, out) })
 		case errors.As(o.err, &refused):
 			f.report(from, &wire.OutboxDone{Id: out.Id, Error: refused.Message})
 		}
@@ -354,7 +334,7 @@ func withoutKey(e *wire.Entry) *wire.Entry {
 func (f *flowNode) report(from string, done *wire.OutboxDone) {
 	w, p := f.n.w, f.part(from)
 	if len(p.queue) >= w.p.queueBound {
-		w.inLife(w.rng.between(5_000, 50_000), func() { f.report(from, done) })
+		f.n.inLife(w.rng.between(5_000, 50_000), func() { f.report(from, done) })
 		return
 	}
 	e := &wire.Entry{FlowId: from, Command: &wire.Entry_OutboxDone{OutboxDone: done}}

@@ -40,7 +40,7 @@ type flowTask struct {
 // dispatch.Worker, and both sides notice its end by themselves.
 type workerStream struct {
 	f       *flowWorker
-	life    int
+	n       *node
 	server  *dispatch.Worker
 	out     *wire.ServerFrame // gathers
 	broken  bool              // no frame arrives any more, either way
@@ -66,7 +66,8 @@ func (f *flowWorker) connect() {
 		return
 	}
 	again := func() { w.after(f.rng.between(20_000, 300_000), f.connect) }
-	if w.node == nil || w.node.disk.fired() != nil || w.node.draining {
+	n := w.serving(f.rng)
+	if n == nil || n.disk.fired() != nil || n.draining {
 		again()
 		return
 	}
@@ -75,10 +76,10 @@ func (f *flowWorker) connect() {
 			delete(f.running, k)
 		}
 	}
-	s := &workerStream{f: f, life: w.lives}
+	s := &workerStream{f: f, n: n}
 	f.stream = s
 	hello := &wire.Hello{Protocol: dispatch.Protocol, WorkerId: nameOf("w", f.id), FlowTypes: flowTypes()}
-	server, err := w.node.flows.dispatch.Connect(tenant, "sim", hello, s)
+	server, err := n.flows.dispatch.Connect(tenant, "sim", hello, s)
 	if err != nil {
 		w.tell("", "worker %d is not taken: %v", f.id, err)
 		f.stream = nil
@@ -130,7 +131,7 @@ func heartbeat(t *wire.Task) *wire.Heartbeat {
 func (s *workerStream) Put(_ int, fn func(*wire.ServerFrame)) error {
 	if s.out == nil {
 		s.out = &wire.ServerFrame{}
-		s.f.w.inLife(s.f.w.rng.between(0, 200), s.flush)
+		s.n.inLife(s.f.w.rng.between(0, 200), s.flush)
 	}
 	fn(s.out)
 	return nil
@@ -163,8 +164,8 @@ func reasonOf(err error) string {
 func (s *workerStream) send(m *wire.WorkerFrame) {
 	w := s.f.w
 	s.upUs = max(s.upUs+1, w.nowUs+w.rng.between(50, 2_000))
-	w.after(s.upUs-w.nowUs, func() {
-		if s.broken || s.life != w.lives || w.node == nil {
+	s.n.inLife(s.upUs-w.nowUs, func() {
+		if s.broken {
 			return
 		}
 		if err := s.server.Frame(m); err != nil {
@@ -181,12 +182,7 @@ func (s *workerStream) breakOff(why string) {
 	s.broken = true
 	w := s.f.w
 	w.tell("", "the stream of worker %d breaks: %s", s.f.id, why)
-	life := s.life
-	w.after(w.rng.between(10, 500_000), func() {
-		if w.lives == life && w.node != nil {
-			s.leave(why)
-		}
-	})
+	s.n.inLife(w.rng.between(10, 500_000), func() { s.leave(why) })
 	s.f.lost(s)
 }
 

@@ -26,7 +26,6 @@ type history struct {
 	// be in the journal or not.
 	pending *journal.Frame
 	fold    *fold
-	flushed uint64 // newest entry known to be in table files
 	timeUs  int64
 	epoch   uint64
 }

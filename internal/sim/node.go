@@ -19,6 +19,7 @@ import (
 // does it.
 type node struct {
 	w        *world
+	m        *machine
 	disk     *disk
 	lock     io.Closer
 	store    blob.Store
@@ -28,37 +29,39 @@ type node struct {
 	flows    *flowNode
 	draining bool
 	lost     bool // a partition lost its journal: the process ends
+	dead     bool
 }
 
 const dataDir = "/srv/data"
 
 // boot starts a life on the disk as it is.
-func (w *world) boot() {
-	w.lives++
-	w.crashStart()
-	n := &node{w: w, disk: w.disk, hub: stream.NewHub()}
+func (m *machine) boot() {
+	w := m.w
+	m.lives++
+	m.crashStart()
+	n := &node{w: w, m: m, disk: m.disk, hub: stream.NewHub()}
 	err := n.open(context.Background())
-	if w.disk.fired() != nil {
-		w.node = n // the event's end finds it dead
+	if m.disk.fired() != nil {
+		m.node = n // the event's end finds it dead
 		return
 	}
 	if err != nil {
 		n.discard()
-		w.tell("", "life %d does not start: %v", w.lives, err)
+		w.tell("", "life %d does not start: %v", m.lives, err)
 		if !errors.Is(err, blob.ErrUnavailable) && !errors.Is(err, blob.ErrAmbiguous) && !errors.Is(err, errInjected) {
-			w.violate("recovery", "", "life %d does not start: %v", w.lives, err)
+			w.violate("recovery", "", "life %d does not start: %v", m.lives, err)
 		}
 		w.fault("start-failed")
-		w.after(w.rng.between(10_000, 300_000), w.boot)
+		w.after(w.rng.between(10_000, 300_000), m.boot)
 		return
 	}
-	w.node, w.startUs = n, w.nowUs
-	w.tell("", "life %d is up", w.lives)
+	m.node = n
+	w.tell("", "life %d is up", m.lives)
 	for _, p := range n.parts {
 		p.kick()
 	}
 	n.flows.dispatch.Bind(n.flows)
-	w.haunt()
+	n.haunt()
 }
 
 func (n *node) open(ctx context.Context) error {
@@ -205,7 +208,7 @@ func openJournal(d *disk, id int, w *world) (*journal.Log, error) {
 func (p *part) config(x executor) partition.Config {
 	w := p.n.w
 	return partition.Config{
-		ID: p.id, Epoch: p.epoch, Nonce: w.rng.Uint64(), Env: env.Env{Clock: clock{w}, Rand: w.rng.fork(), FS: p.n.disk},
+		ID: p.id, Epoch: p.epoch, Nonce: w.rng.Uint64(), Env: env.Env{Clock: clock{p.n.m}, Rand: w.rng.fork(), FS: p.n.disk},
 		Tables: p.tables, Log: p.log, Executor: x, Observer: x, Outbox: x,
 		MaxBatchBytes: w.p.batchBytes, MaxBatchEntries: w.p.batchEntries, MaxHotFlows: w.p.hotFlows,
 		MaxHotBytes: w.p.hotBytes, MaxTailBytes: w.p.tailBytes, IdleUs: w.p.idleUs,
@@ -232,6 +235,7 @@ func restoreIfMissing(ctx context.Context, store blob.Store, id int, d *disk) er
 
 // discard ends a life without a word: what it holds in memory is gone.
 func (n *node) discard() {
+	n.dead = true
 	for _, p := range n.parts {
 		if p.tables != nil {
 			_ = p.tables.Close() // it may fail on a disk that is gone
@@ -250,22 +254,24 @@ func (n *node) discard() {
 
 // reap ends the life whose disk fired within the last event.
 func (w *world) reap() {
-	switch n := w.node; {
-	case n == nil:
-	case n.disk.fired() != nil:
-		w.tell("", "the machine dies within a disk operation")
-		w.die(n.disk.fired())
-	case n.lost:
-		w.fault("journal-lost")
-		w.bury("ends, its journal is lost", w.disk)
+	for _, m := range w.machines {
+		switch n := m.node; {
+		case n == nil:
+		case n.disk.fired() != nil:
+			w.tell("", "the machine dies within a disk operation")
+			n.die(n.disk.fired())
+		case n.lost:
+			w.fault("journal-lost")
+			n.bury("ends, its journal is lost", m.disk)
+		}
 	}
 }
 
 // die ends the life at once; the next one finds the given disk.
-func (w *world) die(left *disk) {
-	n := w.node
-	w.node = nil
-	w.lives++ // what was planned for the old one is void
+func (n *node) die(left *disk) {
+	w := n.w
+	n.m.node = nil
+	n.dead = true // what was planned for it is void
 	for _, p := range n.parts {
 		if p.pool != nil {
 			w.ghosts = append(w.ghosts, p.pool.ghosts()...)
@@ -274,18 +280,19 @@ func (w *world) die(left *disk) {
 	}
 	n.discard()
 	for _, f := range w.workers {
-		if f.stream != nil {
+		if f.stream != nil && f.stream.n == n {
 			f.lost(f.stream) // what was on its way to it still arrives
 		}
 	}
-	w.disk = left
-	w.after(w.rng.between(5_000, 800_000), w.boot)
+	n.m.disk = left
+	w.after(w.rng.between(5_000, 800_000), n.m.boot)
 }
 
 // bury ends the life in order: the pool is stopped, tables are flushed.
-func (w *world) bury(how string, d *disk) {
-	w.tell("", "life %d %s", w.lives, how)
-	for _, p := range w.node.parts {
+func (n *node) bury(how string, d *disk) {
+	w := n.w
+	w.tell("", "life %d %s", n.m.lives, how)
+	for _, p := range n.parts {
 		if err := p.tables.Flush(); err != nil {
 			w.violate("tables", "", "partition %d: flush at the end: %v", p.id, err)
 		}
@@ -294,5 +301,5 @@ func (w *world) bury(how string, d *disk) {
 		w.tell("", "the machine dies within the stop")
 		d = img
 	}
-	w.die(d)
+	n.die(d)
 }

@@ -61,7 +61,7 @@ func (p *part) kick() {
 		return
 	}
 	p.kicked = true
-	p.n.w.inLife(p.n.w.rng.between(0, 150), func() {
+	p.n.inLife(p.n.w.rng.between(0, 150), func() {
 		p.kicked = false
 		p.turn()
 	})
@@ -79,7 +79,7 @@ func (p *part) turn() {
 	p.checkLost()
 	if !p.sealing {
 		p.sealing = true
-		p.n.w.inLife(p.n.w.rng.between(0, 100), func() {
+		p.n.inLife(p.n.w.rng.between(0, 100), func() {
 			p.sealing = false
 			p.seal()
 		})
@@ -154,13 +154,13 @@ func (p *part) hand(f journal.Frame) {
 		wait += w.rng.between(1_000, w.p.slowAppendUs)
 	}
 	if w.mutant.ackEarly {
-		w.inLife(wait/2, func() { p.ack(nil) })
-		w.inLife(wait, func() { _ = p.append(f) })
+		p.n.inLife(wait/2, func() { p.ack(nil) })
+		p.n.inLife(wait, func() { _ = p.append(f) })
 		return
 	}
-	w.inLife(wait/2, func() {
+	p.n.inLife(wait/2, func() {
 		err := p.append(f)
-		w.inLife(wait-wait/2, func() { p.ack(err) })
+		p.n.inLife(wait-wait/2, func() { p.ack(err) })
 	})
 }
 
@@ -241,7 +241,7 @@ func (p *part) arm() {
 		return
 	}
 	p.armed, p.armedUs = true, at
-	w.inLife(at-clock{w}.Now().UnixMicro(), func() {
+	p.n.inLife(at-clock{p.n.m}.Now().UnixMicro(), func() {
 		if p.armed && p.armedUs == at {
 			p.armed = false
 			p.m.Tick()

@@ -52,6 +52,9 @@ func decisions() agent.Decisions { return agent.NewDecisions(limits(), modelRetr
 
 func (x *pool) world() *world { return x.p.n.w }
 
+// later plans do for the process that runs the attempt.
+func (r *run) later(us int64, do func()) { r.pool.p.n.inLife(us, do) }
+
 // Dispatch implements partition.Executor.
 func (x *pool) Dispatch(pw *partition.Work) {
 	w := x.world()
@@ -73,7 +76,7 @@ func (x *pool) Dispatch(pw *partition.Work) {
 	r := &run{pool: x, w: pw, key: key, committed: pw.Committed()}
 	x.runs[key] = r
 	x.list = append(x.list, r)
-	w.inLife(w.rng.between(0, 300), r.start)
+	r.later(w.rng.between(0, 300), r.start)
 }
 
 // Commit implements partition.Executor.
@@ -108,7 +111,7 @@ func (x *pool) Cancel(flow string, exec uint64, attempt core.Attempt, reason str
 		return
 	}
 	r.asked, r.cancelled = true, reason
-	w.inLife(w.rng.between(50, 30_000), func() {
+	r.later(w.rng.between(50, 30_000), func() {
 		if r.over {
 			return
 		}
@@ -222,23 +225,23 @@ func (r *run) think() {
 	fails := !w.calm && w.rng.percent(w.p.modelRetryable)
 	if fails {
 		w.fault("model-retryable")
-		w.inLife(at, func() { r.fail(model.KindRetryable, model.CodeUpstream) })
+		r.later(at, func() { r.fail(model.KindRetryable, model.CodeUpstream) })
 		return
 	}
 	for range w.rng.intn(6) {
 		at += w.rng.between(100, 40_000)
-		w.inLife(at, func() { r.show(fmt.Sprintf("word%d ", w.rng.intn(1000)) + w.bulk()) })
+		r.later(at, func() { r.show(fmt.Sprintf("word%d ", w.rng.intn(1000)) + w.bulk()) })
 	}
 	at += w.rng.between(100, 20_000)
 	switch {
 	case !w.calm && w.rng.percent(w.p.modelPermanent):
 		w.fault("model-permanent")
-		w.inLife(at, func() { r.fail(model.KindPermanent, model.CodeConnection) })
+		r.later(at, func() { r.fail(model.KindPermanent, model.CodeConnection) })
 	case !w.calm && w.rng.percent(w.p.modelHangs):
 		w.fault("model-hangs")
-		w.inLife(at+w.rng.between(2_000_000, 8_000_000), func() { r.fail(model.KindPermanent, model.CodeTimeout) })
+		r.later(at+w.rng.between(2_000_000, 8_000_000), func() { r.fail(model.KindPermanent, model.CodeTimeout) })
 	default:
-		w.inLife(at, r.answer)
+		r.later(at, r.answer)
 	}
 }
 
@@ -304,7 +307,7 @@ func (r *run) tool() {
 		took += w.rng.between(0, 3_000_000)
 	}
 	fails := !w.calm && w.rng.percent(w.p.toolRetryable)
-	w.inLife(took, func() {
+	r.later(took, func() {
 		switch {
 		case r.over || r.asked:
 		case fails:
@@ -320,11 +323,11 @@ func (r *run) tool() {
 func (r *run) finish(res *wire.StepResult) {
 	w := r.pool.world()
 	r.over = true
-	w.inLife(w.rng.between(10, 5_000), func() { r.propose(res) })
+	r.later(w.rng.between(10, 5_000), func() { r.propose(res) })
 	if !w.calm && w.rng.percent(w.p.resultTwice) {
 		w.fault("result-twice")
 		again := res.CloneVT()
-		w.inLife(w.rng.between(5_001, 400_000), func() { propose(r.pool.p, r, again, "a second result") })
+		r.later(w.rng.between(5_001, 400_000), func() { propose(r.pool.p, r, again, "a second result") })
 	}
 }
 
@@ -367,15 +370,16 @@ func propose(p *part, r *run, res *wire.StepResult, what string) {
 }
 
 // haunt lets attempts of former lives answer in this one.
-func (w *world) haunt() {
+func (n *node) haunt() {
+	w := n.w
 	for _, r := range w.ghosts {
 		w.fault("late-result")
-		w.inLife(w.rng.between(0, int64(time.Second/time.Microsecond)), func() {
+		n.inLife(w.rng.between(0, int64(time.Second/time.Microsecond)), func() {
 			res := decisions().ToolDone(r.w, "late", false, nil)
 			if r.w.Name != agent.StepTool {
 				res = decisions().Answered(r.w, model.Result{Text: "late"})
 			}
-			propose(w.node.parts[r.key.part], r, res, "a result of a former life")
+			propose(n.parts[r.key.part], r, res, "a result of a former life")
 		})
 	}
 	w.ghosts = nil

@@ -117,13 +117,13 @@ func runMutant(seed uint64, o Options, m mutant) (*Result, error) {
 
 func newWorld(p params, rng *source, m mutant) *world {
 	w := &world{
-		p: p, rng: rng, oracle: oracle.New(), mutant: m, disk: newDisk(),
+		p: p, rng: rng, oracle: oracle.New(), mutant: m,
 		known: map[string]bool{}, acked: map[string]uint64{}, turns: map[string][]string{},
 		model: oracle.NewFlows(), given: map[taskKey]bool{}, works: map[string]string{}, lostWorks: map[string]string{},
 		attempts: map[attemptKey]bool{}, tally: tally{faults: map[string]int{}},
 	}
 	w.trace.hash.Reset()
-	w.disk.lies = m.diskLies
+	w.addMachines()
 	for i := range p.partitions {
 		w.hist = append(w.hist, newHistory(w, i))
 	}
@@ -136,10 +136,14 @@ func (w *world) live() {
 	defer func() {
 		if v := recover(); v != nil {
 			w.violate("panic", "", "%v\n%s", v, debug.Stack())
-			w.node = nil // in no state to be read
+			for _, m := range w.machines {
+				m.node = nil // in no state to be read
+			}
 		}
 	}()
-	w.boot()
+	for _, m := range w.machines {
+		m.boot()
+	}
 	w.reap()
 	w.startClients()
 	if w.p.flows() {
@@ -173,9 +177,9 @@ func (w *world) result(seed uint64, o Options) *Result {
 			r.Commands[kind] += n
 		}
 	}
-	if w.node != nil {
+	if n := w.active(); n != nil {
 		h := uint64(0)
-		for _, p := range w.node.parts {
+		for _, p := range n.parts {
 			if p.tables == nil {
 				continue
 			}
@@ -186,7 +190,11 @@ func (w *world) result(seed uint64, o Options) *Result {
 			h = mix(h ^ one)
 		}
 		r.StateHash = fmt.Sprintf("%016x", h)
-		w.node.discard()
+	}
+	for _, m := range w.machines {
+		if m.node != nil {
+			m.node.discard()
+		}
 	}
 	r.Digest = fmt.Sprintf("%016x", w.trace.hash.Sum64())
 	if w.broken != nil {

@@ -21,7 +21,8 @@ import (
 type watcher struct {
 	w        *world
 	flow     string
-	observer bool // tells the oracle; one for each flow
+	n        *node // it reads from
+	observer bool  // tells the oracle; one for each flow
 	last     core.Cursor
 	from     core.Cursor // began here
 	sub      *stream.Sub
@@ -68,9 +69,7 @@ func (w *world) watch(flow string, observer bool) {
 	v.connect(0)
 }
 
-func (v *watcher) part() *part {
-	return v.w.node.parts[partition.Of(v.flow, len(v.w.node.parts))]
-}
+func (v *watcher) part() *part { return v.n.parts[partition.Of(v.flow, len(v.n.parts))] }
 
 // connect plans an attempt to connect.
 func (v *watcher) connect(us int64) {
@@ -90,11 +89,12 @@ func (v *watcher) connect(us int64) {
 
 func (v *watcher) open() {
 	w := v.w
-	if w.node == nil {
+	n := w.serving(nil)
+	if n == nil {
 		v.connect(200_000)
 		return
 	}
-	n := w.node
+	v.n = n
 	v.texts, v.catching = map[textKey]*text{}, true
 	sub := n.hub.Subscribe(v.flow, w.p.subBytes)
 	v.sub = sub
@@ -109,11 +109,11 @@ func (v *watcher) open() {
 		if at := (core.Cursor{LSN: f.LastEvent.GetLsn(), N: f.LastEvent.GetN()}); at.LSN < v.last.LSN {
 			w.violate("watch", v.flow, "the log ends at %v, a watcher has seen %v", at, v.last)
 		}
-		w.inLife(w.rng.between(0, 5_000), func() { v.page(sub) })
+		n.inLife(w.rng.between(0, 5_000), func() { v.page(sub) })
 	}})
 	// When the life ends before it answers, nobody does.
 	w.after(2_000_000, func() {
-		if v.sub == sub && w.node != n {
+		if v.sub == sub && n.dead {
 			v.connect(0)
 		}
 	})
@@ -139,7 +139,7 @@ func (v *watcher) page(sub *stream.Sub) {
 		v.take(ev)
 	}
 	if n == w.p.pageEvents {
-		w.inLife(w.rng.between(0, 5_000), func() { v.page(sub) })
+		v.n.inLife(w.rng.between(0, 5_000), func() { v.page(sub) })
 		return
 	}
 	v.poll(sub)
@@ -173,9 +173,8 @@ func (v *watcher) poll(sub *stream.Sub) {
 		v.connect(w.rng.between(0, 1_000_000))
 		return
 	}
-	life := w.lives
 	w.after(w.rng.between(1_000, 200_000), func() {
-		if w.lives != life || w.node == nil {
+		if v.n.dead {
 			v.connect(w.rng.between(0, 100_000))
 			return
 		}

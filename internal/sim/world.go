@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/perdure-dev/perdure/internal/env"
 	"github.com/perdure-dev/perdure/internal/oracle"
 	"github.com/perdure-dev/perdure/internal/wire"
 )
@@ -25,11 +23,7 @@ type world struct {
 	ran    uint64 // events so far
 	calm   bool   // faults are over: everything must come to rest
 
-	node     *node
-	disk     *disk
-	lives    int
-	startUs  int64 // of the life that runs; for the clock's jumps
-	skewUs   int64 // wall clock minus simulated time
+	machines []*machine
 	hist     []*history
 	oracle   *oracle.Oracle
 	clients  []*client
@@ -98,16 +92,6 @@ func (w *world) after(us int64, do func()) {
 	heap.Push(&w.events, event{w.nowUs + max(us, 0), w.seq, do})
 }
 
-// inLife plans do for the life that runs now: it dies with it.
-func (w *world) inLife(us int64, do func()) {
-	life := w.lives
-	w.after(us, func() {
-		if w.lives == life && w.node != nil {
-			do()
-		}
-	})
-}
-
 // maxEvents bounds one run: above it something goes round in circles.
 const maxEvents = 400_000
 
@@ -133,32 +117,6 @@ func (w *world) runUntil(endUs int64, stop func() bool) {
 
 // wallEpoch is when simulations begin, in microseconds since 1970.
 const wallEpoch = 1_700_000_000_000_000
-
-// clock is the wall clock of the simulated machine.
-type clock struct{ w *world }
-
-// Now implements env.Clock.
-func (c clock) Now() time.Time { return time.UnixMicro(wallEpoch + c.w.nowUs + c.w.skewUs) }
-
-// AfterFunc implements env.Clock.
-func (c clock) AfterFunc(d time.Duration, f func()) env.Timer {
-	t := &timer{}
-	c.w.after(d.Microseconds(), func() {
-		if !t.over {
-			t.over = true
-			f()
-		}
-	})
-	return t
-}
-
-type timer struct{ over bool }
-
-func (t *timer) Stop() bool {
-	was := t.over
-	t.over = true
-	return !was
-}
 
 // instant gives the next instant for the oracle.
 func (w *world) instant() int64 {
