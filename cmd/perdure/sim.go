@@ -15,13 +15,14 @@ func simCommand() *cobra.Command {
 	var seed uint64
 	var seeds int
 	var scenario string
-	var asJSON, verbose bool
+	var asJSON, verbose, harmOnly bool
 	c := &cobra.Command{
 		Use:   "sim",
 		Short: "Run seeds of the simulator; exit 1 when a checker was violated",
 		Long: `Run whole servers in a simulated world with seeded faults, with every checker
-on. The same seed gives the same run; a failure prints its story and how to run
-it again.`,
+on: one server with its disk, or several that share an object store (scenario
+objects). The same seed gives the same run; a failure prints its story and how to
+run it again.`,
 		Example: `  perdure sim --seed 1 --seeds 200
   perdure sim --seed 17 --scenario crash -v`,
 		Args: cobra.NoArgs,
@@ -31,6 +32,7 @@ it again.`,
 	f.IntVar(&seeds, "seeds", 1, "how many seeds to run")
 	f.StringVar(&scenario, "scenario", "", "what to stress: "+strings.Join(sim.Scenarios(), ", ")+"; each in turn when not given")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object a line")
+	f.BoolVar(&harmOnly, "harm-only", false, "do not check the objects in the store themselves, only what clients, workers and later owners see")
 	f.BoolVarP(&verbose, "verbose", "v", false, "print the whole story of each run")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if seeds < 1 {
@@ -41,7 +43,7 @@ it again.`,
 		}
 		failed := 0
 		out := cmd.OutOrStdout()
-		o := sim.Options{Scenario: scenario, Whole: verbose}
+		o := sim.Options{Scenario: scenario, Whole: verbose, HarmOnly: harmOnly}
 		err := sim.RunMany(cmd.Context(), seed, seeds, runtime.GOMAXPROCS(0), o, func(r *sim.Result) {
 			if !r.OK {
 				failed++

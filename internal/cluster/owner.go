@@ -10,6 +10,7 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/blob"
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/journal/objectlog"
 )
 
 const (
@@ -171,6 +172,9 @@ func (t *take) round(ctx context.Context) (done bool, err error) {
 	}
 	t.former, t.next = cur, t.claim
 	t.next.Epoch = cur.Epoch + 1
+	if objectlog.PlantReuseEpoch && cur.Epoch > 0 {
+		t.next.Epoch = cur.Epoch
+	}
 	if cur.Epoch > 0 {
 		t.next.Window = max(cur.Window, t.claim.Window)
 		t.next.HeadSeq, t.next.HeadLSN = cur.HeadSeq, cur.HeadLSN

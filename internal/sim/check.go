@@ -18,10 +18,10 @@ func (p *part) quiet() bool {
 // checkQuiet compares, when all is committed, the tables with the journal, and
 // the effects that were let out with those that are outstanding.
 func (p *part) checkQuiet() {
-	if !p.quiet() || p.m.Err() != nil {
+	w := p.n.w
+	if !p.quiet() || p.m.Err() != nil || w.bucket != nil && !w.bucket.owned(p.n) {
 		return
 	}
-	w := p.n.w
 	if at := p.tables.AppliedLSN(); at != p.m.CommittedLSN() || at != p.hist.last() {
 		w.violate("tables", "", "partition %d: tables are at %d, committed are %d, the journal has %d", p.id, at, p.m.CommittedLSN(), p.hist.last())
 		return
@@ -87,8 +87,8 @@ func (p *part) checkPrefix() {
 	if at < p.n.m.flushed[p.id] {
 		w.violate("prefix", "", "partition %d: tables are at %d, flushed were entries up to %d", p.id, at, p.n.m.flushed[p.id])
 	}
-	if first := p.log.FirstLSN(); at+1 < first {
-		w.violate("prefix", "", "partition %d: tables end at %d, the journal begins at %d", p.id, at, first)
+	if p.near != nil && at+1 < p.near.FirstLSN() {
+		w.violate("prefix", "", "partition %d: tables end at %d, the journal begins at %d", p.id, at, p.near.FirstLSN())
 		return
 	}
 	if diff := p.hist.upTo(at).differs(p.tables); diff != "" {
@@ -109,6 +109,10 @@ func (silence) Send(string, *wire.Outgoing)                       {}
 // checkReplay replays the whole journal, or what follows the newest snapshot,
 // into fresh tables: they are like those that live.
 func (p *part) checkReplay() {
+	if p.far != nil {
+		p.checkRestore()
+		return
+	}
 	if !p.quiet() || p.m.Err() != nil || p.n.disk.fired() != nil {
 		return
 	}
@@ -136,7 +140,7 @@ func (p *part) replayed() (hash uint64, err error) {
 		return 0, err
 	}
 	q := &part{n: &node{w: w, m: p.n.m, disk: d}, id: p.id, epoch: p.epoch + 1}
-	if p.log.FirstLSN() > 1 {
+	if p.near.FirstLSN() > 1 {
 		store, err := openStore(d)
 		if err != nil {
 			return 0, err
@@ -149,10 +153,11 @@ func (p *part) replayed() (hash uint64, err error) {
 		return 0, err
 	}
 	defer q.tables.Close() // read and forgotten
-	if q.log, err = openJournal(d, p.id, w); err != nil {
+	if q.near, err = openJournal(d, p.id, w); err != nil {
 		return 0, err
 	}
-	defer q.log.Close()
+	q.log, q.nonce = q.near, w.rng.Uint64()
+	defer q.near.Close()
 	if _, _, err := partition.Open(q.config(silence{})); err != nil {
 		return 0, err
 	}
@@ -170,6 +175,9 @@ func (w *world) finish() {
 		if m.node != nil {
 			m.node.disk.trip(0, nil)
 		}
+	}
+	if w.bucket != nil {
+		w.bucket.calm()
 	}
 	const patience, step = 120_000_000, 100_000
 	for end := w.nowUs + patience; w.nowUs < end && w.broken == nil; {

@@ -65,6 +65,7 @@ func (c *client) next() {
 	}
 	o := &op{c: c, Op: oracle.Op{FlowID: c.w.sessionID(c.rng.intn(c.w.p.sessions))}}
 	w := c.w
+	c.at = w.astray(c.rng, c.at)
 	o.From = w.instant()
 	known := w.known[o.FlowID]
 	switch roll := c.rng.intn(100); {

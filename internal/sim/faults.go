@@ -9,6 +9,10 @@ import (
 
 // plan begins the faults that come by themselves.
 func (w *world) plan() {
+	if w.bucket != nil {
+		w.planObjects()
+		return
+	}
 	if w.p.crashEveryUs > 0 {
 		w.after(w.rng.between(100_000, 2*w.p.crashEveryUs), w.crash)
 	}
@@ -120,7 +124,16 @@ func (n *node) stop() {
 			p.pool.Abort()
 		}
 		n.flows.dispatch.Stop()
-		n.settle(func() { n.bury("ends in order", n.disk) })
+		n.settle(func() {
+			if n.member == nil {
+				n.bury("ends in order", n.disk)
+				return
+			}
+			for _, p := range n.parts {
+				p.halted = true
+			}
+			n.spawn(n.quit)
+		})
 	})
 }
 
@@ -180,6 +193,9 @@ func (w *world) upkeep() {
 
 func (w *world) flush(n *node) {
 	for _, p := range n.parts {
+		if p.tables == nil {
+			continue
+		}
 		before := p.tables.AppliedLSN()
 		if err := p.tables.Flush(); err != nil {
 			w.violate("tables", "", "partition %d: flush: %v", p.id, err)
@@ -212,7 +228,7 @@ func (w *world) snapshot(n *node, p *part) {
 	if upTo > p.durable {
 		w.violate("snapshot", "", "partition %d: holds entry %d, durable are entries up to %d", p.id, upTo, p.durable)
 	}
-	if err := p.log.Trim(upTo); err != nil {
+	if err := p.near.Trim(upTo); err != nil {
 		w.violate("snapshot", "", "partition %d: trim: %v", p.id, err)
 	}
 	w.tell("", "partition %d: snapshot at entry %d, the journal begins at %d", p.id, m.AppliedLSN, p.log.FirstLSN())

@@ -61,6 +61,7 @@ func (c *flowClient) next() {
 		return
 	}
 	c.busy = true
+	c.at = c.w.astray(c.rng, c.at)
 	box := c.rng.intn(c.w.p.mailboxes)
 	switch roll := c.rng.intn(100); {
 	case roll < 26:

@@ -16,43 +16,140 @@ type machine struct {
 	lives   int
 	flushed []uint64 // by partition: newest entry known to be in table files
 
-	skewUs int64 // wall clock minus the clock that goes on evenly
+	skewUs   int64 // wall clock minus the clock that goes on evenly
+	ratePpm  int64 // of its clocks, against the simulated time
+	originUs int64 // of its boot clock
+
+	stoppedUs int64 // its process does nothing before
+	cutUs     int64 // it does not reach the object store before
 }
 
+// maxRatePpm bounds how wrong a clock runs: two of them are within 1 %.
+const maxRatePpm = 5_000
+
 func (w *world) addMachines() {
-	for i := range 1 {
+	for i := range w.p.machines {
 		m := &machine{w: w, id: i, disk: newDisk(), flushed: make([]uint64, w.p.partitions)}
 		m.disk.lies = w.mutant.diskLies
+		if w.bucket != nil {
+			m.ratePpm, m.originUs = w.rng.between(-maxRatePpm, maxRatePpm), w.rng.between(0, 1e12)
+		}
 		w.machines = append(w.machines, m)
 	}
 }
 
-// active gives the node that owns the partitions, or nil.
-func (w *world) active() *node { return w.machines[0].node }
-
-// serving gives a node that answers clients, or nil.
-func (w *world) serving(_ *source) *node { return w.machines[0].node }
-
-// elsewhere says which machine to ask after at did not answer.
-func (w *world) elsewhere(_ *source, at int) int { return at }
-
-// arriveAt runs do with the process that a request finds on a machine; nil when
-// there is none that serves.
-func (w *world) arriveAt(at int, us int64, do func(*node)) {
-	w.after(us, func() { do(w.machines[at].node) })
+// boot starts a life.
+func (m *machine) boot() {
+	m.lives++
+	m.crashStart()
+	if m.w.bucket != nil {
+		m.join()
+		return
+	}
+	m.start()
 }
 
-// inLife plans do for this process: it dies with it.
+func (m *machine) stopped() bool { return m.stoppedUs > m.w.nowUs }
+
+// active gives the node that owns the partitions, by all that the store has been
+// told, or nil.
+func (w *world) active() *node {
+	for _, m := range w.machines {
+		if n := m.node; n != nil && n.serving && !m.stopped() && (w.bucket == nil || w.bucket.owned(n)) {
+			return n
+		}
+	}
+	return nil
+}
+
+// serving gives a node that takes itself for the owner, or nil: mostly the one that
+// is, with rng now and then another.
+func (w *world) serving(rng *source) *node {
+	if n := w.active(); n != nil && (w.bucket == nil || rng == nil || !rng.percent(20)) {
+		return n
+	}
+	for _, m := range w.machines {
+		if n := m.node; n != nil && n.serving && !m.stopped() {
+			return n
+		}
+	}
+	return nil
+}
+
+// elsewhere says which machine to ask after the one at did not answer.
+func (w *world) elsewhere(rng *source, at int) int {
+	if len(w.machines) == 1 {
+		return at
+	}
+	return rng.intn(len(w.machines))
+}
+
+// astray says which machine to begin with: now and then one that was the owner's and
+// does not know yet that it is not.
+func (w *world) astray(rng *source, at int) int {
+	if len(w.machines) == 1 || !rng.percent(15) {
+		return at
+	}
+	for _, m := range w.machines {
+		if n := m.node; n != nil && n.serving && n != w.active() {
+			return m.id
+		}
+	}
+	return rng.intn(len(w.machines))
+}
+
+// arriveAt runs do with the process that a request finds on a machine; nil when
+// there is none that serves. A process that was stopped finds it when it goes on.
+func (w *world) arriveAt(at int, us int64, do func(*node)) {
+	w.after(us, func() {
+		m := w.machines[at]
+		switch {
+		case m.stopped():
+			w.arriveAt(at, m.stoppedUs-w.nowUs, do)
+		case m.node != nil && m.node.serving:
+			do(m.node)
+		default:
+			do(nil)
+		}
+	})
+}
+
+// inLife plans do for this process: it dies with it, and waits while the process is
+// stopped.
 func (n *node) inLife(us int64, do func()) {
 	n.w.after(us, func() {
-		if !n.dead {
+		switch {
+		case n.dead:
+		case n.m.stopped():
+			n.inLife(n.m.stoppedUs-n.w.nowUs, do)
+		default:
 			do()
 		}
 	})
 }
 
 // evenUs is the time of the clock that goes on evenly, in microseconds.
-func (m *machine) evenUs() int64 { return m.w.nowUs }
+func (m *machine) evenUs() int64 {
+	return m.w.nowUs + m.w.nowUs/1_000_000*m.ratePpm + m.w.nowUs%1_000_000*m.ratePpm/1_000_000
+}
+
+// realUs is how long us by this machine's clock take, not too short.
+func (m *machine) realUs(us int64) int64 {
+	if m.ratePpm == 0 {
+		return us
+	}
+	return us - us/1_000_000*m.ratePpm - us%1_000_000*m.ratePpm/1_000_000 + us/20_000 + 1
+}
+
+// uptime is the clock that runs through suspension.
+func (m *machine) uptime() time.Duration {
+	return time.Duration(m.originUs+m.evenUs()) * time.Microsecond
+}
+
+// at plans do for the instant when the uptime is up.
+func (n *node) at(up time.Duration, do func()) {
+	n.inLife(n.m.realUs(max(int64((up-n.m.uptime())/time.Microsecond), 0)), do)
+}
 
 // clock is the wall clock of a machine.
 type clock struct{ m *machine }
@@ -77,7 +174,7 @@ func (c lifeClock) Now() time.Time { return time.UnixMicro(wallEpoch + c.n.m.eve
 // AfterFunc implements env.Clock.
 func (c lifeClock) AfterFunc(d time.Duration, f func()) env.Timer {
 	t := &timer{}
-	c.n.inLife(d.Microseconds(), t.firing(f))
+	c.n.inLife(c.n.m.realUs(d.Microseconds()), t.firing(f))
 	return t
 }
 

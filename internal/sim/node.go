@@ -28,17 +28,20 @@ type node struct {
 	parts    []*part
 	flows    *flowNode
 	draining bool
-	lost     bool // a partition lost its journal: the process ends
+	serving  bool // answers clients
+	lost     bool // a partition lost its journal, or the process its lease: it ends
 	dead     bool
+
+	member   *member // nil: its journal is on its disk
+	routines []*routine
+	running  *routine // now
 }
 
 const dataDir = "/srv/data"
 
-// boot starts a life on the disk as it is.
-func (m *machine) boot() {
+// start begins a life with the journal on the disk.
+func (m *machine) start() {
 	w := m.w
-	m.lives++
-	m.crashStart()
 	n := &node{w: w, m: m, disk: m.disk, hub: stream.NewHub()}
 	err := n.open(context.Background())
 	if m.disk.fired() != nil {
@@ -55,7 +58,7 @@ func (m *machine) boot() {
 		w.after(w.rng.between(10_000, 300_000), m.boot)
 		return
 	}
-	m.node = n
+	m.node, n.serving = n, true
 	w.tell("", "life %d is up", m.lives)
 	for _, p := range n.parts {
 		p.kick()
@@ -65,19 +68,9 @@ func (m *machine) boot() {
 }
 
 func (n *node) open(ctx context.Context) error {
-	var err error
-	if err = makeDir(n.disk, dataDir); err != nil {
+	if err := n.prepare(); err != nil {
 		return err
 	}
-	if n.lock, err = n.disk.Lock(dataDir + "/LOCK"); err != nil {
-		return err
-	}
-	if n.store, err = openStore(n.disk); err != nil {
-		return err
-	}
-	n.store = n.w.faulty(n.store)
-	n.shared = state.NewShared(1<<20, 64)
-	n.flows = newFlowNode(n)
 	for i := range n.w.p.partitions {
 		p := &part{n: n, id: i, hist: n.w.hist[i]}
 		n.parts = append(n.parts, p)
@@ -85,6 +78,25 @@ func (n *node) open(ctx context.Context) error {
 			return fmt.Errorf("partition %d: %w", i, err)
 		}
 	}
+	return nil
+}
+
+// prepare makes what all partitions share.
+func (n *node) prepare() (err error) {
+	if err := makeDir(n.disk, dataDir); err != nil {
+		return err
+	}
+	if n.lock, err = n.disk.Lock(dataDir + "/LOCK"); err != nil {
+		return err
+	}
+	if n.w.bucket == nil {
+		if n.store, err = openStore(n.disk); err != nil {
+			return err
+		}
+		n.store = n.w.faulty(n.store)
+	}
+	n.shared = state.NewShared(1<<20, 64)
+	n.flows = newFlowNode(n)
 	return nil
 }
 
@@ -174,13 +186,14 @@ func (p *part) open(ctx context.Context) (err error) {
 	if p.tables, err = state.Open(tablesDir(p.id), stateOptions(d, p.n.shared)); err != nil {
 		return err
 	}
-	if p.log, err = openJournal(d, p.id, w); err != nil {
+	if p.near, err = openJournal(d, p.id, w); err != nil {
 		return err
 	}
+	p.log, p.nonce = p.near, w.rng.Uint64()
 	if d.fired() != nil {
 		return nil // the rest would be a dead process's
 	}
-	p.hist.checkLog(p.log)
+	p.hist.checkLog(p.near)
 	p.checkPrefix()
 	if w.broken != nil {
 		return w.broken
@@ -207,8 +220,12 @@ func openJournal(d *disk, id int, w *world) (*journal.Log, error) {
 
 func (p *part) config(x executor) partition.Config {
 	w := p.n.w
+	var valid func() bool
+	if p.n.member != nil {
+		valid = p.n.valid
+	}
 	return partition.Config{
-		ID: p.id, Epoch: p.epoch, Nonce: w.rng.Uint64(), Env: env.Env{Clock: clock{p.n.m}, Rand: w.rng.fork(), FS: p.n.disk},
+		ID: p.id, Epoch: p.epoch, Nonce: p.nonce, Valid: valid, Env: env.Env{Clock: clock{p.n.m}, Rand: w.rng.fork(), FS: p.n.disk},
 		Tables: p.tables, Log: p.log, Executor: x, Observer: x, Outbox: x,
 		MaxBatchBytes: w.p.batchBytes, MaxBatchEntries: w.p.batchEntries, MaxHotFlows: w.p.hotFlows,
 		MaxHotBytes: w.p.hotBytes, MaxTailBytes: w.p.tailBytes, IdleUs: w.p.idleUs,
@@ -236,12 +253,13 @@ func restoreIfMissing(ctx context.Context, store blob.Store, id int, d *disk) er
 // discard ends a life without a word: what it holds in memory is gone.
 func (n *node) discard() {
 	n.dead = true
+	n.endRoutines()
 	for _, p := range n.parts {
 		if p.tables != nil {
 			_ = p.tables.Close() // it may fail on a disk that is gone
 		}
-		if p.log != nil {
-			_ = p.log.Close()
+		if p.near != nil {
+			_ = p.near.Close()
 		}
 	}
 	if n.shared != nil {
@@ -261,10 +279,21 @@ func (w *world) reap() {
 			w.tell("", "the machine dies within a disk operation")
 			n.die(n.disk.fired())
 		case n.lost:
-			w.fault("journal-lost")
-			n.bury("ends, its journal is lost", m.disk)
+			n.bury(n.whyLost(), m.disk)
 		}
 	}
+}
+
+func (n *node) whyLost() string {
+	switch {
+	case n.member == nil:
+		n.w.fault("journal-lost")
+		return "ends, its journal is lost"
+	case n.member.leave:
+		return "ends in order"
+	}
+	n.w.fault("ousted")
+	return "ends, it may not be the owner any more"
 }
 
 // die ends the life at once; the next one finds the given disk.
@@ -272,6 +301,7 @@ func (n *node) die(left *disk) {
 	w := n.w
 	n.m.node = nil
 	n.dead = true // what was planned for it is void
+	n.endRoutines()
 	for _, p := range n.parts {
 		if p.pool != nil {
 			w.ghosts = append(w.ghosts, p.pool.ghosts()...)
@@ -292,7 +322,12 @@ func (n *node) die(left *disk) {
 func (n *node) bury(how string, d *disk) {
 	w := n.w
 	w.tell("", "life %d %s", n.m.lives, how)
+	n.dead = true
+	n.endRoutines()
 	for _, p := range n.parts {
+		if p.tables == nil {
+			continue
+		}
 		if err := p.tables.Flush(); err != nil {
 			w.violate("tables", "", "partition %d: flush at the end: %v", p.id, err)
 		}

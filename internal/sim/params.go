@@ -14,6 +14,7 @@ type params struct {
 	opsPerClient      int
 	lengthUs          int64 // until faults end and no new operation begins
 	partitions        int
+	machines          int
 
 	// Engine.
 	batchBytes, batchEntries int
@@ -42,6 +43,13 @@ type params struct {
 	snapshots                             bool
 	loseTables                            int // of power losses: with the tables' folder
 
+	// The object store, and nodes that share it.
+	window       int   // most frames in flight of a partition
+	ttlUs        int64 // of a lease
+	storeUs      int64 // a request's way there or back, at most
+	giveUpUs     int64 // a request without an answer
+	faultEveryUs int64 // mean time between what happens to nodes
+
 	// Actors.
 	cancels, deletes int
 	toolCalls        int // of answers
@@ -66,7 +74,7 @@ func (p *params) flows() bool { return p.workers > 0 }
 
 // Scenarios names what Options.Scenario can be.
 func Scenarios() []string {
-	return []string{"default", "crash", "cancel", "slowdisk", "snapshot", "flows", "flowcrash", "flowslots"}
+	return []string{"default", "crash", "cancel", "slowdisk", "snapshot", "flows", "flowcrash", "flowslots", "objects"}
 }
 
 func draw(scenario string, s *source) (params, error) {
@@ -74,7 +82,7 @@ func draw(scenario string, s *source) (params, error) {
 		return params{}, fmt.Errorf("scenario %q is unknown; there are %v", scenario, Scenarios())
 	}
 	p := params{
-		scenario: scenario,
+		scenario: scenario, machines: 1,
 		sessions: 2 + s.intn(4), clients: 2 + s.intn(4), opsPerClient: 15 + s.intn(30),
 		lengthUs: s.between(10_000_000, 30_000_000), partitions: 1 + s.intn(2),
 
@@ -117,6 +125,9 @@ func (p *params) shape(s *source) {
 		p.storeFaults = pick(s, 0, 4)
 	case "flows", "flowcrash", "flowslots":
 		p.shapeFlows(s)
+	case "objects":
+		p.shapeFlows(s)
+		p.shapeObjects(s)
 	}
 }
 
@@ -138,4 +149,20 @@ func (p *params) shapeFlows(s *source) {
 		p.workers, p.workerSlots, p.crashEveryUs = 1+s.intn(2), 1, pick(s, int64(0), 3_000_000)
 		p.queueBound = pick(s, 2, 10, 100)
 	}
+}
+
+// shapeObjects has several nodes on one object store.
+func (p *params) shapeObjects(s *source) {
+	p.machines, p.partitions = 2+s.intn(2), 1+s.intn(2)
+	p.sessions, p.clients, p.opsPerClient = 1+s.intn(2), 1+s.intn(2), 10+s.intn(10)
+	p.flowClients, p.flowOps, p.workers = 1+s.intn(3), 15+s.intn(20), 1+s.intn(2)
+	p.lengthUs = s.between(5_000_000, 12_000_000)
+	p.window = pick(s, 1, 2, 4, 8)
+	p.ttlUs = pick(s, int64(1_000_000), 1_500_000, 2_000_000)
+	p.storeUs, p.giveUpUs = pick(s, int64(1_000), 10_000, 60_000), p.ttlUs/4
+	p.storeFaults = pick(s, 0, 2, 10)
+	p.faultEveryUs = pick(s, int64(500_000), 1_500_000, 3_000_000)
+	p.crashEveryUs, p.appendFails, p.slowAppend, p.snapshots = 0, 0, 0, true
+	p.upkeepEveryUs = pick(s, int64(150_000), 600_000)
+	p.loseTables = 50
 }

@@ -18,10 +18,17 @@ type part struct {
 	epoch  uint64
 	hist   *history
 	tables *state.DB
-	log    *journal.Log
+	nonce  uint64
+	log    partition.Journal
+	near   *journal.Log // one of near and far is log
+	far    *farLog
 	m      *partition.Machine
 	pool   *pool
 	flows  *router
+
+	follower  *partition.Follower // until it is the owner
+	following bool                // standBy runs
+	halted    bool                // the process is about to end in order
 
 	queue   []request
 	kicked  bool
@@ -71,6 +78,10 @@ func (p *part) kick() {
 func (p *part) blocked() bool { return p.m.Full() && p.m.InFlight() >= p.log.MaxInFlight() }
 
 func (p *part) turn() {
+	if p.halted || p.m == nil {
+		return
+	}
+	p.m.Revalidate()
 	for len(p.queue) > 0 && !p.m.Full() && p.m.Err() == nil {
 		r := p.queue[0]
 		p.queue = p.queue[1:]
@@ -85,7 +96,13 @@ func (p *part) turn() {
 		})
 	}
 	p.arm()
+	if p.m.Held() {
+		p.n.inLife(leaseLookUs, p.kick)
+	}
 }
+
+// leaseLookUs is how often a lapsed lease is looked at while answers wait for it.
+const leaseLookUs = 50_000
 
 func (p *part) run(r request) {
 	if r.entry == nil {
@@ -135,9 +152,16 @@ func (p *part) gate(flow string, lsn uint64, err error, what string) {
 }
 
 func (p *part) seal() {
+	if p.halted {
+		return
+	}
 	if p.m.InFlight() < p.log.MaxInFlight() {
 		if f, ok := p.m.Seal(); ok {
-			p.hand(f)
+			if p.far != nil {
+				p.far.Begin(f, p.ack)
+			} else {
+				p.hand(f)
+			}
 		}
 	}
 	if len(p.queue) > 0 && !p.blocked() {
@@ -171,7 +195,7 @@ func (p *part) append(f journal.Frame) error {
 		p.failAppend()
 		defer p.n.disk.failWith(nil)
 	}
-	err := p.log.Append(f)
+	err := p.near.Append(f)
 	if p.n.disk.fired() != nil {
 		return err // nobody hears of it
 	}
@@ -226,7 +250,7 @@ func (p *part) ack(err error) {
 // be the reason.
 func (p *part) checkLost() {
 	if err := p.m.Err(); err != nil {
-		if !errors.Is(err, errInjected) {
+		if !errors.Is(err, errInjected) && (p.far == nil || !p.fenced(err)) {
 			p.n.w.violate("ownership", "", "partition %d: %v", p.id, err)
 		}
 		p.n.lost = true
@@ -242,7 +266,7 @@ func (p *part) arm() {
 	}
 	p.armed, p.armedUs = true, at
 	p.n.inLife(at-clock{p.n.m}.Now().UnixMicro(), func() {
-		if p.armed && p.armedUs == at {
+		if p.armed && p.armedUs == at && !p.halted {
 			p.armed = false
 			p.m.Tick()
 			p.turn()

@@ -34,6 +34,9 @@ type Result struct {
 	Entries   uint64         `json:"entries"`
 	Commits   uint64         `json:"commits"`
 	Crashes   int            `json:"crashes"`
+	Takeovers int            `json:"takeovers,omitempty"` // epochs that sealed a log
+	Fenced    int            `json:"fenced,omitempty"`    // processes that ended since they might not be the owner
+	Puts      int            `json:"puts,omitempty"`      // to the object store
 	Turns     int            `json:"turns"`
 	Flows     int            `json:"flows"`
 	Commands  map[string]int `json:"commands"` // accepted, by kind
@@ -51,7 +54,11 @@ func (r *Result) Line() string {
 	if !r.OK {
 		verdict = "FAILED"
 	}
-	fmt.Fprintf(&b, "seed=%d scenario=%s %s events=%d entries=%d commits=%d turns=%d flows=%d crashes=%d digest=%s state=%s faults=", r.Seed, r.Scenario, verdict, r.Events, r.Entries, r.Commits, r.Turns, r.Flows, r.Crashes, r.Digest, r.StateHash)
+	fmt.Fprintf(&b, "seed=%d scenario=%s %s events=%d entries=%d commits=%d turns=%d flows=%d crashes=%d", r.Seed, r.Scenario, verdict, r.Events, r.Entries, r.Commits, r.Turns, r.Flows, r.Crashes)
+	if r.Puts > 0 {
+		fmt.Fprintf(&b, " takeovers=%d fenced=%d puts=%d", r.Takeovers, r.Fenced, r.Puts)
+	}
+	fmt.Fprintf(&b, " digest=%s state=%s faults=", r.Digest, r.StateHash)
 	for i, k := range slices.Sorted(maps.Keys(r.Faults)) {
 		if i > 0 {
 			b.WriteByte(',')
@@ -74,6 +81,9 @@ func (r *Result) JSON() string {
 type Options struct {
 	Scenario string // see Scenarios; "" gives each seed one of them in turn
 	Whole    bool
+	// HarmOnly leaves out what is checked of the objects in the store: only what
+	// clients, workers and later owners see counts.
+	HarmOnly bool
 }
 
 // mutant breaks the engine on purpose: the simulator must notice.
@@ -110,6 +120,7 @@ func runMutant(seed uint64, o Options, m mutant) (*Result, error) {
 		return nil, err
 	}
 	w := newWorld(p, rng, m)
+	w.harmOnly = o.HarmOnly
 	w.tell("", "seed %d, %+v", seed, p)
 	w.live()
 	return w.result(seed, o), nil
@@ -123,6 +134,9 @@ func newWorld(p params, rng *source, m mutant) *world {
 		attempts: map[attemptKey]bool{}, tally: tally{faults: map[string]int{}},
 	}
 	w.trace.hash.Reset()
+	if p.scenario == "objects" {
+		w.bucket = newBucket(w)
+	}
 	w.addMachines()
 	for i := range p.partitions {
 		w.hist = append(w.hist, newHistory(w, i))
@@ -195,6 +209,9 @@ func (w *world) result(seed uint64, o Options) *Result {
 		if m.node != nil {
 			m.node.discard()
 		}
+	}
+	if w.bucket != nil {
+		r.Takeovers, r.Fenced, r.Puts = w.tally.takeovers, w.tally.faults["ousted"], w.bucket.puts
 	}
 	r.Digest = fmt.Sprintf("%016x", w.trace.hash.Sum64())
 	if w.broken != nil {

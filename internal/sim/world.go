@@ -24,6 +24,7 @@ type world struct {
 	calm   bool   // faults are over: everything must come to rest
 
 	machines []*machine
+	bucket   *bucket // nil: each machine keeps all on its disk
 	hist     []*history
 	oracle   *oracle.Oracle
 	clients  []*client
@@ -48,16 +49,18 @@ type world struct {
 	counted     []*counted
 	asks        int // in progress
 
-	mutant mutant
-	tally  tally
-	trace  trace
-	broken error
+	mutant   mutant
+	harmOnly bool // see Options
+	tally    tally
+	trace    trace
+	broken   error
 }
 
 // tally counts for the report.
 type tally struct {
 	faults           map[string]int
 	commits, entries uint64
+	takeovers        int
 }
 
 func (w *world) fault(kind string) { w.tally.faults[kind]++ }
