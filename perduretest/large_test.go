@@ -26,7 +26,7 @@ func TestLargeValuesEverywhere(t *testing.T) {
 	parent := flow.Define("parent", letters, add,
 		flow.Step(flow.StepFunc("begin", func(ctx *flow.Context, in string) (flow.Decision, error) {
 			letters.Publish(ctx, in+"s")
-			letters.PublishTo(ctx, "c", in+"t")
+			letters.PublishTo(ctx, "d", in+"t")
 			return flow.GoTo(flow.Ref[string]("gather"), in), nil
 		})),
 		flow.Step(flow.StepFunc("gather", func(ctx *flow.Context, in string) (flow.Decision, error) {
@@ -41,15 +41,20 @@ func TestLargeValuesEverywhere(t *testing.T) {
 		})),
 	)
 	env := perduretest.New(t, parent, child)
+	env.Start(child, "d", flow.To(finish, ""))
 	env.Start(parent, "p", flow.To(flow.Ref[string]("begin"), big), flow.WithMessage(letters, big))
 	if out, err := perduretest.Call(env, "p", add, big); err != nil || out != big+big {
 		t.Errorf("%d bytes, %v", len(out), err)
 	}
-	// The message was sent before its flow was there.
+	env.Settle() // the child is there
 	perduretest.Publish(env, "c", letters, big)
+	perduretest.Publish(env, "d", letters, big)
 	got := perduretest.Result[[]int](env, "p")
 	if len(got) != 5 || got[0] != 100_000 || got[1] != 2 || got[2] != 200_002 || got[3] != 3 || got[4] != 300_002 {
 		t.Errorf("got %v", got)
+	}
+	if got := perduretest.Result[[]int](env, "d"); len(got) != 3 || got[1] != 2 || got[2] != 200_001 {
+		t.Errorf("another flow got %v", got)
 	}
 	_, err := perduretest.Call(env, "p", add, big)
 	if refused := (*perduretest.RefusedError)(nil); !errors.As(err, &refused) || refused.Code != "flow_closed" {
