@@ -416,7 +416,9 @@ func TestManyWorkersAtOnce(t *testing.T) {
 	proposals.Wait()
 }
 
-func TestTLS(t *testing.T) {
+// certified gives both sides of TLS with a name of its own.
+func certified(t *testing.T) (server, client *tls.Config) {
+	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -430,16 +432,21 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}}, &tls.Config{RootCAs: pool, ServerName: "perdure.test"}
+}
+
+func TestTLS(t *testing.T) {
 	w := newWorld(t, nil)
 	cfg := w.server.cfg
-	cfg.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}}
+	var trusting *tls.Config
+	cfg.TLS, trusting = certified(t)
 	s := NewServer(cfg)
 	l := bufconn.Listen(1 << 20)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	conn := w.dial(l, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "perdure.test"})))
+	conn := w.dial(l, grpc.WithTransportCredentials(credentials.NewTLS(trusting)))
 	if a, err := wire.NewFlowsClient(conn).Do(w.ctx, describe(1, "f")); err != nil || a.GetFlow() == nil {
 		t.Errorf("%v %v", a, err)
 	}

@@ -84,16 +84,17 @@ func newWorld(t *testing.T, change func(*Config)) *world {
 	w.dispatch = dispatch.New(dispatch.Config{Clock: cfg.Clock, Hub: stream.NewHub(), Log: log})
 	w.dispatch.Bind(w)
 	cfg.Dispatch = w.dispatch
-	w.server = NewServer(cfg)
+	server := NewServer(cfg) // which a test may replace in w
+	w.server = server
 	l := bufconn.Listen(1 << 20)
 	w.lis = l
 	served := make(chan error, 1)
-	go func() { served <- w.server.Serve(l) }()
+	go func() { served <- server.Serve(l) }()
 	w.conn = w.dial(l, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	t.Cleanup(func() {
 		_ = w.conn.Close()
 		w.dispatch.Stop()
-		w.server.Stop()
+		server.Stop()
 		if err := <-served; err != nil {
 			t.Errorf("serve: %v", err)
 		}

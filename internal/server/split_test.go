@@ -14,6 +14,7 @@ import (
 
 	"github.com/perdure-dev/perdure/internal/config"
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/mux"
 )
 
 // TestOneAddressTwoProtocols gives each half the connections that are its, whole.
@@ -70,6 +71,45 @@ func TestOneAddressTwoProtocols(t *testing.T) {
 	}
 	if err := <-served; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("HTTP ends with %v", err)
+	}
+}
+
+// TestFramesAreSorted: by the first line alone, however it is cut.
+func TestFramesAreSorted(t *testing.T) {
+	line := mux.FramesLine
+	for first, want := range map[string][2]bool{ // gRPC's, and whether more is needed
+		"":                          {false, true},
+		"G":                         {false, true},
+		line[:len(line)-1]:          {false, true},
+		line:                        {true, false},
+		line + "HTTP/1.1\r\n":       {true, false},
+		"GET /perdure.v1.Flows/Fx ": {false, false},
+		"GET / HTTP/1.1\r\n":        {false, false},
+		"PRI":                       {false, true},
+		"PRI * HTTP/2.0\r\n":        {true, false},
+		"POST ":                     {false, false},
+	} {
+		if grpc, open := belongs([]byte(first)); grpc != want[0] || open != want[1] {
+			t.Errorf("%q: gRPC's %t, more %t, want %v", first, grpc, open, want)
+		}
+	}
+}
+
+// TestLimitedConnectionsAreWrittenTo: what wraps a connection keeps nobody from
+// writing to it by parts.
+func TestLimitedConnectionsAreWrittenTo(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	var c net.Conn = &peeked{Conn: &limitConn{Conn: a, slots: make(chan struct{}, 1)}}
+	for {
+		w, ok := c.(interface{ Under() net.Conn })
+		if !ok {
+			break
+		}
+		c = w.Under()
+	}
+	if c != a {
+		t.Errorf("found a %T", c)
 	}
 }
 
