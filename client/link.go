@@ -57,9 +57,9 @@ type link struct {
 	open atomic.Int64            // calls that are open, for spreading them
 
 	mu      sync.Mutex
-	dialing chan struct{} // guarded by mu; closed when the attempt under way has ended; nil = none
-	err     error         // guarded by mu; of the last attempt
-	fails   int           // guarded by mu; attempts since the last answer
+	dialing *attempt // guarded by mu; the one under way; nil = none
+	err     error    // guarded by mu; of the last attempt
+	fails   int      // guarded by mu; attempts since the last answer
 }
 
 // get gives a session that was usable a moment ago. It waits for one until ctx
@@ -75,16 +75,16 @@ func (l *link) get(ctx context.Context, patience time.Duration) (*session, error
 		giveUp = t.C
 	}
 	for {
-		done := l.connect()
+		a := l.connect()
 		select {
-		case <-done:
+		case <-a.done:
 		case <-ctx.Done():
 			return nil, l.notInTime(ctx)
 		case <-giveUp:
 			return nil, l.unavailable()
 		}
-		if s := l.cur.Load(); s != nil {
-			return s, nil
+		if a.session != nil {
+			return a.session, nil // it tells who uses it if it has ended already
 		}
 		if err := l.ctx.Err(); err != nil {
 			return nil, &Error{Code: ErrClientClosed.Code, Message: "the client is closed", Position: -1}
@@ -126,19 +126,25 @@ func plainCause(err error) string {
 	return strings.TrimPrefix(msg, "Error while dialing: ")
 }
 
-// connect has an attempt under way, and gives what is closed at its end.
-func (l *link) connect() <-chan struct{} {
+// attempt is a connection that is being opened.
+type attempt struct {
+	done    chan struct{} // closed at its end
+	session *session      // set before done is closed; nil = it failed
+}
+
+// connect has an attempt under way.
+func (l *link) connect() *attempt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dialing == nil {
-		l.dialing = make(chan struct{})
-		go l.attempt(backoff(l.fails))
+		l.dialing = &attempt{done: make(chan struct{})}
+		go l.run(l.dialing, backoff(l.fails))
 	}
 	return l.dialing
 }
 
-// attempt opens one connection, after pausing for what failed before.
-func (l *link) attempt(pause time.Duration) {
+// run opens one connection, after pausing for what failed before.
+func (l *link) run(a *attempt, pause time.Duration) {
 	var s *session
 	var err error
 	if sleep(l.ctx, pause) {
@@ -151,10 +157,11 @@ func (l *link) attempt(pause time.Duration) {
 	l.fails++ // until an answer comes
 	l.err = err
 	if err == nil {
+		a.session = s
 		l.cur.Store(s)
 		go s.receive()
 	}
-	close(l.dialing)
+	close(a.done)
 	l.dialing = nil
 }
 
