@@ -1,6 +1,9 @@
 package env
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 func TestConstantPages(t *testing.T) {
 	const exe = "/usr/bin/perdure"
@@ -20,6 +23,18 @@ func TestConstantPages(t *testing.T) {
 	}
 	if from, to, ok := constantPages([]byte("00400000-010b3000 r-xp 00000000 fe:00 1 /usr/bin/perdure\n"), exe); !ok || from != 0x400000 || to != 0x10b3000 {
 		t.Errorf("%x-%x %v", from, to, ok)
+	}
+}
+
+func TestConstantMappings(t *testing.T) {
+	smaps := "00400000-010b3000 r-xp 00000000 fe:00 1234      /usr/bin/perdure\nSize: 4 kB\nAnonymous:            0 kB\nVmFlags: rd ex\n" +
+		"010b3000-01ecf000 r--p 00cb3000 fe:00 1234      /usr/bin/perdure\nSize: 4 kB\nAnonymous:            8 kB\n" + // relocated, then protected
+		"01ecf000-01f80000 rw-p 01acf000 fe:00 1234      /usr/bin/perdure\nAnonymous:            0 kB\n" +
+		"02000000-02010000 r--p 00cb3000 fe:00 1234      /usr/bin/perdure\nAnonymous:            0 kB\n" +
+		"03000000-03010000 r--p 00cb3000 fe:00 1234      /usr/bin/perdure\nSize: 4 kB\n"
+	got := constantMappings([]byte(smaps), "/usr/bin/perdure")
+	if want := []mapping{{0x400000, 0x10b3000}, {0x2000000, 0x2010000}}; !slices.Equal(got, want) {
+		t.Errorf("%x, want %x", got, want)
 	}
 }
 
