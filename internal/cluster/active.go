@@ -15,6 +15,9 @@ const ActiveKey = "cluster/active.json"
 const (
 	pollShare = 20 // a standby looks every TTL/20
 	minPoll   = 100 * time.Millisecond
+
+	hurryFor  = 5 * time.Second // after Hurry
+	hurryPoll = 20 * time.Millisecond
 )
 
 // Active names the node that was elected last. Whether it is still active, its
@@ -73,6 +76,7 @@ func ReadActive(ctx context.Context, store blob.Store) (Active, error) {
 type Candidate struct {
 	self Active
 	poll time.Duration
+	fast time.Duration // it looks often until then
 
 	doing   phase
 	busy    bool
@@ -117,6 +121,21 @@ func (c *Candidate) Over() error { return c.over }
 // after its answer.
 func (c *Candidate) Wake() time.Duration { return c.due }
 
+// Hurry says that the active node is about to resign, or may be gone: the candidate
+// looks at once, and often for a while.
+func (c *Candidate) Hurry(now time.Duration) {
+	c.fast = now + hurryFor
+	c.due = min(c.due, now)
+}
+
+// rest is the time between two looks.
+func (c *Candidate) rest(now time.Duration) time.Duration {
+	if now < c.fast {
+		return min(c.poll, hurryPoll)
+	}
+	return c.poll
+}
+
 // Next is the request to make now, if any.
 func (c *Candidate) Next(now time.Duration) (Op, bool) {
 	if c.busy || c.elected || c.over != nil || now < c.due {
@@ -157,7 +176,7 @@ func (c *Candidate) Answer(a Answer) {
 	case doing == claiming && (errors.Is(a.Err, blob.ErrPrecondition) || errors.Is(a.Err, blob.ErrAmbiguous)):
 		c.doing, c.due = looking, a.Now
 	default:
-		c.doing, c.due = looking, a.Now+c.poll
+		c.doing, c.due = looking, a.Now+c.rest(a.Now)
 	}
 }
 
@@ -188,7 +207,7 @@ func (c *Candidate) watched(a Answer) {
 		c.take(a.Now)
 		return
 	}
-	c.doing, c.due = looking, a.Now+c.poll
+	c.doing, c.due = looking, a.Now+c.rest(a.Now)
 	if end := c.sight.Due(); end > a.Now {
 		c.due = min(c.due, end)
 	}
@@ -196,5 +215,5 @@ func (c *Candidate) watched(a Answer) {
 
 // take claims, not more often than a standby looks.
 func (c *Candidate) take(now time.Duration) {
-	c.doing, c.due = claiming, max(now, c.claimed+c.poll)
+	c.doing, c.due = claiming, max(now, c.claimed+c.rest(now))
 }

@@ -72,8 +72,12 @@ func stand(ctx context.Context, l *Lease, onStanding func(Standing)) (*Term, err
 			last = report(l, c, last, onStanding)
 			continue
 		}
-		if err := l.wait(ctx, c.Wake()-now); err != nil {
+		hurry, err := l.wait(ctx, c.Wake()-now)
+		if err != nil {
 			return nil, err
+		}
+		if hurry {
+			c.Hurry(boot())
 		}
 	}
 }
@@ -87,17 +91,19 @@ func (l *Lease) why() error {
 }
 
 // wait waits d, or until ctx ends, which is the error, or until the lease does.
-func (l *Lease) wait(ctx context.Context, d time.Duration) error {
+func (l *Lease) wait(ctx context.Context, d time.Duration) (hurry bool, err error) {
 	due := make(chan struct{})
 	timer := l.cfg.Env.Clock.AfterFunc(d, func() { close(due) })
 	defer timer.Stop()
 	select {
 	case <-due:
+	case <-l.cfg.Hurry:
+		return true, nil
 	case <-l.lost:
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
-	return nil
+	return false, nil
 }
 
 // report tells of a change, once it is known how the active node is.

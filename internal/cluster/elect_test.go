@@ -314,3 +314,42 @@ func FuzzActive(f *testing.F) {
 		}
 	})
 }
+
+// TestCandidateHurries: it looks at once, and often for a while, then as before.
+func TestCandidateHurries(t *testing.T) {
+	nonce := strings.Repeat("a", 2*nonceBytes)
+	c, err := NewCandidate(Active{Node: "b", Nonce: nonce, TTLms: 10_000}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	active := Active{Format: recordFormat, Epoch: 1, Node: "a", Nonce: strings.Repeat("b", 2*nonceBytes), TTLms: 10_000}
+	lease := Node{Format: recordFormat, ID: "a", Nonce: active.Nonce, Counter: 1, TTLms: 10_000}
+	look := func(now time.Duration) (next time.Duration) {
+		t.Helper()
+		for _, data := range [][]byte{encodeRecord(active), encodeRecord(lease)} {
+			if _, ok := c.Next(now); !ok {
+				t.Fatalf("it does not look at %v", now)
+			}
+			c.Answer(Answer{Asked: now, Now: now, Data: data, Token: "t"})
+		}
+		return c.Wake()
+	}
+	if next := look(0); next != 500*time.Millisecond {
+		t.Fatalf("it looks again at %v", next)
+	}
+	c.Hurry(100 * time.Millisecond)
+	next := c.Wake()
+	if next != 100*time.Millisecond {
+		t.Fatalf("in a hurry it looks at %v", next)
+	}
+	looks := 0
+	for ; next < 5100*time.Millisecond; looks++ {
+		next = look(next)
+	}
+	if looks != 250 {
+		t.Errorf("it looked %d times in five seconds", looks)
+	}
+	if again := look(next); again-next != 500*time.Millisecond {
+		t.Errorf("afterwards it looks each %v", again-next)
+	}
+}

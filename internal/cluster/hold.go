@@ -22,6 +22,9 @@ type LeaseConfig struct {
 	Address string        // where others reach this node; may be empty
 	Version string        // of the program; may be empty
 	TTL     time.Duration // MinTTL to MaxTTL; 0: DefaultTTL
+	// Hurry, if not nil, gives a value when the active node is about to resign, or
+	// may be gone: an Elect then looks at once, and often for a while.
+	Hurry <-chan struct{}
 }
 
 // Lease is a node's lease while its process holds it. Its methods are safe for

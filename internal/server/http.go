@@ -23,8 +23,12 @@ func (s *Server) newAPI() *httpapi.API {
 }
 
 func (s *Server) httpServer() *http.Server {
+	var handler http.Handler = s.api
+	if s.objects != nil {
+		handler = s.objects.ending.over(s.api)
+	}
 	return &http.Server{
-		Handler:           s.api,
+		Handler:           handler,
 		ReadHeaderTimeout: s.cfg.Limits.ReadHeaderTimeout,
 		IdleTimeout:       s.cfg.Limits.IdleTimeout,
 		MaxHeaderBytes:    int(s.cfg.Limits.MaxHeaderBytes),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/perdure-dev/perdure/internal/blob"
@@ -25,6 +26,7 @@ type objects struct {
 	measured blob.Measured
 	lease    *cluster.Lease
 	term     *cluster.Term // nil while it stands by
+	ending   *term         // of that term
 	budget   *objectlog.Budget
 }
 
@@ -55,7 +57,7 @@ func (s *Server) openObjects(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.objects = &objects{measured: store}
+	s.objects = &objects{measured: store, ending: newTerm()}
 	s.store = store
 	if d := s.cfg.Journal.AddedLatency; d > 0 {
 		s.store = blob.Delayed(store, blob.Latencies{blob.KindPut: blob.Around(d)}, s.env.Clock, s.env.Rand)
@@ -77,11 +79,13 @@ func (s *Server) openObjects(ctx context.Context) error {
 func (s *Server) becomeActive(ctx context.Context, page *waiting) error {
 	o := s.objects
 	var err error
-	o.lease, err = cluster.Hold(ctx, cluster.LeaseConfig{Store: s.store, Env: s.env, Node: s.node, Address: s.address(), Version: s.version, TTL: s.cfg.Cluster.LeaseTTL})
+	hurry := make(chan struct{}, 1)
+	o.lease, err = cluster.Hold(ctx, cluster.LeaseConfig{Store: s.store, Env: s.env, Node: s.node, Address: s.address(), Version: s.version,
+		TTL: s.cfg.Cluster.LeaseTTL, Hurry: hurry})
 	if err != nil {
 		return err
 	}
-	st := &standby{s: s, page: page}
+	st := &standby{s: s, page: page, hurry: hurry}
 	o.term, err = cluster.Elect(ctx, o.lease, func(now cluster.Standing) { st.stands(ctx, now) })
 	st.stop()
 	if errors.Is(err, cluster.ErrLost) {
@@ -138,22 +142,36 @@ func (s *Server) sweepLeases(ctx context.Context) {
 	}
 }
 
-// close gives up what this process holds, in order: partitions that ended well,
-// the term, the lease.
-func (o *objects) close(s *Server) {
+// release gives up what this process holds as the active one, when its partitions
+// have stopped in good order; the tables are not needed for that.
+func (o *objects) release(s *Server) {
+	if o.term == nil || !o.valid() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	if o.valid() {
-		for _, p := range s.parts {
-			if p.released {
-				s.report("release partition", p.owned.Release(ctx, p.log.NextSeq()))
-			}
+	var all sync.WaitGroup
+	for _, p := range s.parts {
+		if p.runner != nil && p.runner.Err() == nil {
+			all.Go(func() {
+				if err := p.owned.Release(ctx, p.log.NextSeq()); !errors.Is(err, cluster.ErrFenced) {
+					s.report("release partition", err)
+				}
+			})
 		}
 	}
-	if o.term != nil && o.valid() {
-		s.report("resign", o.term.Resign(ctx))
+	// Whoever takes over does not wait for the releases: they only spare it the
+	// search for the journals' ends.
+	all.Go(func() { s.report("resign", o.term.Resign(ctx)) })
+	all.Wait()
+}
+
+// close gives up the lease.
+func (o *objects) close(s *Server) {
+	if o.lease == nil || o.lease.Err() != nil {
+		return
 	}
-	if o.lease != nil && o.lease.Err() == nil {
-		s.report("release lease", o.lease.Release(ctx))
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	s.report("release lease", o.lease.Release(ctx))
 }

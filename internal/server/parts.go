@@ -27,8 +27,6 @@ type part struct {
 	behind *behind // of a standby; nil when nothing was followed
 	// followed is the newest entry that a standby has in its tables.
 	followed atomic.Uint64
-	// released: it ended well, and its journal can be given to the next owner.
-	released bool
 }
 
 // journalLog is a partition's journal as the server keeps it, near or far.
@@ -234,6 +232,5 @@ func (s *Server) closePartition(p *part) {
 	}
 	if p.log != nil {
 		s.report("close journal", p.log.Close())
-		p.released = p.runner != nil && p.runner.Err() == nil
 	}
 }

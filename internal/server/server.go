@@ -332,6 +332,9 @@ func (s *Server) Close() {
 				p.runner.Stop()
 			}
 		}
+		if s.objects != nil {
+			s.objects.release(s)
+		}
 		if s.sinks != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), sinkTimeout)
 			s.report("write logs", s.sinks.Close(ctx))
@@ -392,6 +395,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	case <-ctx.Done():
 		if s.objects != nil {
 			halves.close() // new connections are held by those that stand by
+			s.objects.ending.end()
 		}
 		drain, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 		s.api.Drain()

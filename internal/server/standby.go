@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/perdure-dev/perdure/internal/blob"
@@ -21,6 +22,8 @@ const followRetry = 2 * time.Second
 type standby struct {
 	s       *Server
 	page    *waiting // nil = nobody is answered
+	hurry   chan<- struct{}
+	active  atomic.Pointer[string] // address; nil = not known
 	cancel  context.CancelFunc
 	follows sync.WaitGroup
 }
@@ -36,6 +39,7 @@ type behind struct {
 func (st *standby) stands(ctx context.Context, now cluster.Standing) {
 	if st.cancel == nil {
 		ctx, st.cancel = context.WithCancel(ctx)
+		st.follows.Go(func() { watchTermOf(ctx, st.s.env, st.address, st.hurry) })
 		for _, p := range st.s.parts {
 			st.follows.Add(1)
 			go func() {
@@ -49,11 +53,21 @@ func (st *standby) stands(ctx context.Context, now cluster.Standing) {
 	} else if now.Active.Node != "" {
 		st.s.log.Info("standing by", "active", now.Active.Node, "address", now.Active.Address, "state", now.State.String())
 	}
-	if st.page != nil && now.State == cluster.Alive {
-		st.page.stands(now.Active.Node, now.Active.Address)
-	} else if st.page != nil {
-		st.page.stands(now.Active.Node, "")
+	address := now.Active.Address
+	if now.State != cluster.Alive {
+		address = ""
 	}
+	st.active.Store(&address)
+	if st.page != nil {
+		st.page.stands(now.Active.Node, address)
+	}
+}
+
+func (st *standby) address() string {
+	if a := st.active.Load(); a != nil {
+		return *a
+	}
+	return ""
 }
 
 // stop ends the following, which is as far as it came.
