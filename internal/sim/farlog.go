@@ -150,7 +150,7 @@ func (l *farLog) trim(c *routine, upTo uint64) {
 func (p *part) snapshotFar(c *routine) {
 	l, w := p.far, p.n.w
 	defer func() { l.ending = false }()
-	m, err := p.tables.Snapshot(context.Background(), store{p.n}, snapshotPrefix(p.id), state.SnapshotOptions{Epoch: p.epoch, Valid: p.n.valid})
+	m, err := p.tables.Snapshot(context.Background(), store{p.n}, snapshotPrefix(p.id), state.SnapshotOptions{Epoch: p.epoch, Valid: p.n.leased})
 	if p.n.dead {
 		return
 	}
@@ -162,6 +162,9 @@ func (p *part) snapshotFar(c *routine) {
 	w.tell("", "partition %d: snapshot at entry %d", p.id, m.AppliedLSN)
 	if m.AppliedLSN > p.judge().history().last() {
 		w.violate("snapshot", "", "partition %d: holds entry %d, the store has %d", p.id, m.AppliedLSN, p.judge().history().last())
+	}
+	if w.mutant.trimFar {
+		m.AppliedLSN += 3
 	}
 	l.trim(c, m.AppliedLSN)
 }
@@ -215,6 +218,9 @@ func (c *routine) read(r *objectlog.Reader, apply func(journal.Frame) error) err
 			})
 		}
 		if d, ok := r.Next(); ok {
+			if n.w.mutant.skipFrames && n.w.rng.percent(2) {
+				continue
+			}
 			if err := apply(d.Frame); err != nil {
 				return err
 			}

@@ -250,7 +250,7 @@ func (w *world) judgeCounters(flows map[string]*wire.Flow) {
 		}
 		var ops []porcupine.Operation
 		for _, h := range w.counted {
-			if h.flow != id || h.never || !h.known && !h.add {
+			if h.flow != id || h.never || !h.add && (!h.known || w.p.liars) {
 				continue
 			}
 			// Without an answer it may have happened at any time, or never: that is,

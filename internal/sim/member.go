@@ -24,8 +24,16 @@ type member struct {
 	leave  bool               // releases everything, and ends
 }
 
-// valid is cluster.Lease.Valid.
+// valid is what the process takes for the truth about its lease.
 func (n *node) valid() bool {
+	return n.leased() || n.w.lying() && n.member.held
+}
+
+// lying: see params.liars.
+func (w *world) lying() bool { return (w.p.liars || w.mutant.ignoreLease) && !w.calm }
+
+// leased is cluster.Lease.Valid.
+func (n *node) leased() bool {
 	m := n.member
 	if m.over {
 		return false
@@ -101,6 +109,12 @@ func (n *node) freeze(us int64) {
 	n.m.stoppedUs = max(n.m.stoppedUs, n.w.nowUs+us)
 }
 
+// lieUs is how often a process whose lease is over looks whether the lies are, too.
+const lieUs = 100_000
+
+// slowEndUs is how long a process may take to end that has lost its lease.
+const slowEndUs = 600_000
+
 // hold drives the lease. A process without its lease ends.
 func (n *node) hold() {
 	m := n.member
@@ -109,8 +123,12 @@ func (n *node) hold() {
 	look := m.looks
 	switch {
 	case m.holder.Over() != nil:
+		if n.w.lying() && !m.leave {
+			n.inLife(lieUs, n.hold)
+			return
+		}
 		n.w.tell("", "machine %d: %v", n.m.id, m.holder.Over())
-		n.lost = true
+		n.inLife(n.w.rng.between(0, slowEndUs), func() { n.lost = true })
 	case ok:
 		n.request(op, func(a cluster.Answer) {
 			m.holder.Answer(a)

@@ -1,11 +1,16 @@
 package sim
 
-import "context"
+import (
+	"context"
+
+	"github.com/perdure-dev/perdure/internal/wire"
+)
 
 // planObjects begins the faults of nodes that share an object store.
 func (w *world) planObjects() {
 	w.after(w.rng.between(100_000, 2*w.p.faultEveryUs), w.mishap)
 	w.after(w.rng.between(0, w.p.upkeepEveryUs), w.upkeepObjects)
+	w.after(w.rng.between(0, probeUs), w.probe)
 }
 
 // mishap is what happens to a node, or to all, and comes again.
@@ -19,6 +24,10 @@ func (w *world) mishap() {
 		m = n.m // most happens where most is done
 	}
 	long := w.rng.between(0, 3*w.p.ttlUs)
+	if n := w.active(); n != nil && w.p.liars && w.rng.percent(40) {
+		n.freeze(w.p.ttlUs + long) // until another one is the owner
+		return
+	}
 	switch w.rng.intn(10) {
 	case 0, 1, 2:
 		w.end(m)
@@ -107,4 +116,46 @@ func (w *world) upkeepObjects() {
 	default:
 		p.checkRestore()
 	}
+}
+
+// probeUs is the mean time between two reads that look for old answers.
+const probeUs = 30_000
+
+// probe reads the flow that changed last from any node that answers, most of all from one that is not the
+// owner any more: what it shows is no older than what was known when it was asked.
+func (w *world) probe() {
+	if w.calm {
+		return
+	}
+	w.after(w.rng.between(probeUs/2, 2*probeUs), w.probe)
+	at := w.elsewhere(w.rng, 0)
+	for _, m := range w.machines {
+		if m.node != nil && m.node.serving && m.node != w.active() {
+			at = m.id
+		}
+	}
+	newest := w.hist[w.rng.intn(len(w.hist))].fold.newest
+	if newest == nil {
+		return
+	}
+	flow := newest.FlowId
+	floor := max(w.acked[flow], w.model.LastLSN(flow))
+	w.arriveAt(at, w.rng.between(50, 3_000), func(n *node) {
+		if n == nil || n.draining || w.p.liars {
+			return
+		}
+		if a := w.active(); a != nil && a != n {
+			w.fault("zombie-asked")
+		}
+		n.flows.part(flow).submit(request{flow: flow, read: func(f *wire.Flow, err error) {
+			if err != nil {
+				w.fault("probe-refused")
+				return
+			}
+			w.fault("probe")
+			if f != nil && f.LastEvent.GetLsn() < floor {
+				w.violate("reads", flow, "machine %d shows events up to %d, %d was durable before", n.m.id, f.LastEvent.GetLsn(), floor)
+			}
+		}})
+	})
 }

@@ -49,6 +49,9 @@ type params struct {
 	storeUs      int64 // a request's way there or back, at most
 	giveUpUs     int64 // a request without an answer
 	faultEveryUs int64 // mean time between what happens to nodes
+	// liars is that leases seem to hold for ever, as with clocks that are badly
+	// wrong: what is read may be old then, what is written must not be lost.
+	liars bool
 
 	// Actors.
 	cancels, deletes int
@@ -165,4 +168,7 @@ func (p *params) shapeObjects(s *source) {
 	p.crashEveryUs, p.appendFails, p.slowAppend, p.snapshots = 0, 0, 0, true
 	p.upkeepEveryUs = pick(s, int64(150_000), 600_000)
 	p.loseTables = 50
+	if p.liars = s.percent(30); p.liars {
+		p.upkeepEveryUs, p.faultEveryUs = 100_000, 700_000
+	}
 }

@@ -104,6 +104,10 @@ type mutant struct {
 	dropSends   bool // some sends are forgotten
 	forgetKeys  bool // deliveries are not known again
 	loseUpdates bool // transactional calls do not look whether what they read is new
+
+	ignoreLease bool // a node answers although its lease is over
+	trimFar     bool // logs are trimmed beyond their snapshots
+	skipFrames  bool // a follower passes over some frames
 }
 
 // Run runs one seed. An error means that the options are wrong.

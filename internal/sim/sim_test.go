@@ -107,10 +107,13 @@ func TestMutantsAreFound(t *testing.T) {
 		{"a delivery that is not known again", "flowcrash", mutant{forgetKeys: true}, "once"},
 		{"an update that is lost", "flows", mutant{loseUpdates: true}, "linearizable"},
 		{"a timer of a flow that does not fire", "flows", mutant{noTimers: true}, "liveness"},
+		{"a lease that is not looked at", "objects", mutant{ignoreLease: true}, "reads watch linearizable"},
+		{"a trim beyond the snapshot", "objects", mutant{trimFar: true}, "trim"},
+		{"a follower that passes over frames", "objects", mutant{skipFrames: true}, "follow recovery"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(40) {
+			for seed := range uint64(80) {
 				r := mustRun(t, seed, c.scenario, c.m)
 				if r.OK {
 					continue
