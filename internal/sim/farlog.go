@@ -23,9 +23,9 @@ type farLog struct {
 	doomed []uint64 // below the head, not deleted yet
 	begun  []begun  // oldest first
 	onRoom func()
-	wakes  int  // the newest plan to look again
-	starve bool // MaxInFlight has said 0 since
-	ending bool // a snapshot is on its way
+	wakeAt time.Time // zero: nothing is planned
+	starve bool      // MaxInFlight has said 0 since
+	busy   bool      // a snapshot is on its way
 }
 
 type begun struct {
@@ -63,8 +63,7 @@ func (l *farLog) OnRoom(fn func()) { l.onRoom = fn }
 func (l *farLog) Begin(f journal.Frame, done func(error)) {
 	f.Body = append([]byte(nil), f.Body...)
 	if err := l.wr.Add(l.now(), f, journal.AppendFrame(nil, f)); err != nil {
-		l.begun = append(l.begun, begun{})
-		l.p.n.inLife(0, func() { l.begun = l.begun[1:]; done(err) })
+		l.p.n.inLife(0, func() { done(err) })
 		if !errors.Is(err, journal.ErrStale) {
 			l.p.n.w.violate("journal", "", "partition %d: frame %d is not taken: %v", l.p.id, f.Seq, err)
 		}
@@ -113,12 +112,16 @@ func (l *farLog) pump() {
 
 // wake plans a look at what is due.
 func (l *farLog) wake(at time.Time) {
-	if at.IsZero() {
+	if at.IsZero() || !l.wakeAt.IsZero() && !at.Before(l.wakeAt) {
 		return
 	}
+	l.wakeAt = at
 	l.p.n.inLife(l.p.n.m.realUs(max(at.Sub(l.now()).Microseconds(), 0)+1), func() {
-		l.wr.Tick(l.now(), l.p.n.valid())
-		l.pump()
+		if l.wakeAt.Equal(at) {
+			l.wakeAt = time.Time{}
+			l.wr.Tick(l.now(), l.p.n.valid())
+			l.pump()
+		}
 	})
 }
 
@@ -149,7 +152,7 @@ func (l *farLog) trim(c *routine, upTo uint64) {
 // snapshotFar takes a snapshot into the store and trims the log, as the server does.
 func (p *part) snapshotFar(c *routine) {
 	l, w := p.far, p.n.w
-	defer func() { l.ending = false }()
+	defer func() { l.busy = false }()
 	m, err := p.tables.Snapshot(context.Background(), store{p.n}, snapshotPrefix(p.id), state.SnapshotOptions{Epoch: p.epoch, Valid: p.n.leased})
 	if p.n.dead {
 		return

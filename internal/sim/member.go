@@ -219,7 +219,7 @@ func (n *node) takeOver(c *routine) {
 func (n *node) quit(c *routine) {
 	w := n.w
 	for _, p := range n.parts {
-		for p.far != nil && p.far.ending && c.sleep(1_000) {
+		for p.far != nil && p.far.busy && c.sleep(1_000) {
 			continue
 		}
 		if n.dead || p.far == nil {

@@ -110,8 +110,8 @@ func (w *world) upkeepObjects() {
 	case !n.serving:
 	case roll < 4:
 		p.m.PageOut()
-	case roll < 9 && !p.far.ending:
-		p.far.ending = true
+	case roll < 9 && !p.far.busy:
+		p.far.busy = true
 		n.spawn(p.snapshotFar)
 	default:
 		p.checkRestore()

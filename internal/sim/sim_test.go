@@ -65,6 +65,26 @@ func TestFlowsReachEverything(t *testing.T) {
 	}
 }
 
+// TestNodesMeetEverything: nodes that share a store meet each kind of mishap, and come
+// through it in each way.
+func TestNodesMeetEverything(t *testing.T) {
+	faults, takeovers := map[string]int{}, 0
+	for seed := range 30 + 2*seeds(t) {
+		r := mustRun(t, seed, "objects", mutant{})
+		takeovers += r.Takeovers
+		for k, n := range r.Faults {
+			faults[k] += n
+		}
+	}
+	t.Log(takeovers, faults)
+	for _, kind := range strings.Fields("clock-jump cut-off kill ousted outage power probe probe-refused release restore-checked restored snapshot " +
+		"standby-trimmed stop stopped store-answer-lost store-busy store-late store-lost store-refused tables-lost take-over-failed zombie-asked") {
+		if faults[kind] == 0 {
+			t.Errorf("no %s happened", kind)
+		}
+	}
+}
+
 // TestSameSeedSameRun: a run is a function of its seed, also beside others.
 func TestSameSeedSameRun(t *testing.T) {
 	digests := map[string]uint64{}
