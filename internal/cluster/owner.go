@@ -101,6 +101,10 @@ type Claim struct {
 	Address string // may be empty
 	Window  int    // the most batches it will have in flight
 	Rand    env.Rand
+	// Valid says whether the lease still holds; it is asked right before each write,
+	// so that a process that was stopped after its election does not take partitions
+	// from the one that was elected since. nil: always.
+	Valid func() bool
 	// Clock passes the pauses while the store is unavailable, 50 ms to 1 s. nil:
 	// no pauses.
 	Clock env.Clock
@@ -117,7 +121,7 @@ func Take(ctx context.Context, store blob.Store, partition int, c Claim) (*Owned
 	if err := next.check(); err != nil {
 		return nil, fmt.Errorf("%w: take partition %d: %w", ErrInvalid, partition, err)
 	}
-	t := take{store: store, key: OwnerKey(partition), claim: next}
+	t := take{store: store, key: OwnerKey(partition), claim: next, valid: c.Valid}
 	wait := firstTakePause
 	for {
 		done, err := t.round(ctx)
@@ -141,6 +145,7 @@ type take struct {
 	store  blob.Store
 	key    string
 	claim  Manifest
+	valid  func() bool // nil: always
 	rounds int
 	former Manifest // what next is made of
 	next   Manifest // what was written, with token once that is known
@@ -178,6 +183,9 @@ func (t *take) round(ctx context.Context) (done bool, err error) {
 	if cur.Epoch > 0 {
 		t.next.Window = max(cur.Window, t.claim.Window)
 		t.next.HeadSeq, t.next.HeadLSN = cur.HeadSeq, cur.HeadLSN
+	}
+	if t.valid != nil && !t.valid() {
+		return false, ErrLost
 	}
 	t.token, err = t.store.Put(ctx, t.key, encodeRecord(t.next), put)
 	switch {

@@ -119,7 +119,7 @@ func syncDir(fsys env.FS, dir string) error {
 func (s *Server) claim() cluster.Claim {
 	c := cluster.Claim{Node: s.node, Address: s.address(), Window: 1, Rand: s.env.Rand, Clock: s.env.Clock}
 	if s.objects != nil {
-		c.Window = s.cfg.Journal.MaxInFlight
+		c.Window, c.Valid = s.cfg.Journal.MaxInFlight, s.objects.valid
 	}
 	return c
 }
