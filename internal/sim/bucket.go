@@ -140,10 +140,10 @@ func (b *bucket) do(q storeCall) (a storeAnswer) {
 	return a
 }
 
-// owned reports whether all partitions are the node's, by what the store holds.
+// owned reports whether the node may write all logs, by what the store holds.
 func (b *bucket) owned(n *node) bool {
 	for i, j := range b.judges {
-		if j.epoch != n.parts[i].epoch || j.manifest.Epoch != j.epoch {
+		if j.epoch != n.parts[i].epoch {
 			return false
 		}
 	}

@@ -171,6 +171,7 @@ func (p *part) replayed() (hash uint64, err error) {
 func (w *world) finish() {
 	w.calm = true
 	w.tell("", "faults are over")
+	w.idleUs = w.nowUs
 	for _, m := range w.machines {
 		if m.node != nil {
 			m.node.disk.trip(0, nil)
@@ -185,6 +186,7 @@ func (w *world) finish() {
 		if w.atRest() {
 			break
 		}
+		w.restartIdle()
 	}
 	if w.broken != nil {
 		return

@@ -198,7 +198,7 @@ func (n *node) takeOver(c *routine) {
 		if err != nil {
 			w.tell("", "machine %d: partition %d is not taken over: %v", n.m.id, p.id, err)
 			w.fault("take-over-failed")
-			if !p.fenced(err) && !errors.Is(err, cluster.ErrFenced) && !errors.Is(err, blob.ErrUnavailable) && !errors.Is(err, blob.ErrAmbiguous) {
+			if !p.fenced(err) && !errors.Is(err, cluster.ErrFenced) && !errors.Is(err, cluster.ErrLost) && !errors.Is(err, blob.ErrUnavailable) && !errors.Is(err, blob.ErrAmbiguous) {
 				w.violate("recovery", "", "partition %d is not taken over by machine %d: %v", p.id, n.m.id, err)
 			}
 			n.lost = true

@@ -159,3 +159,27 @@ func (w *world) probe() {
 		}})
 	})
 }
+
+// idleUs is how long a node may serve in peace without noticing that it is not the
+// owner.
+const idleUs = 10_000_000
+
+// restartIdle ends, as an operator would, a node that holds its lease and has nothing
+// to write, and so does not notice that a node that was elected before it, and has
+// died since, took a partition from it: the next write would tell it.
+func (w *world) restartIdle() {
+	if w.bucket == nil || w.active() != nil {
+		w.idleUs = w.nowUs
+		return
+	}
+	if w.nowUs-w.idleUs < idleUs {
+		return
+	}
+	w.idleUs = w.nowUs
+	for _, m := range w.machines {
+		if m.node != nil && m.node.serving && !m.node.draining {
+			w.fault("idle-ousted")
+			m.node.lost = true
+		}
+	}
+}

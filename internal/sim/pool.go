@@ -348,8 +348,11 @@ func (r *run) propose(res *wire.StepResult) {
 		case o.err == nil:
 			w.tell(r.w.FlowID, "step %d has its result, entry %d", r.w.Exec, o.lsn)
 		case errors.As(o.err, &refused) && (refused.Code == core.StaleAttempt || refused.Code == core.NotFound):
-			x.p.n.hub.Drop(r.w.FlowID, r.w.Exec)
-			if f := x.p.hist.fold.flows[r.w.FlowID]; f != nil && f.RunId == r.w.RunID {
+			f := x.p.hist.fold.flows[r.w.FlowID]
+			if f == nil || f.RunId == r.w.RunID { // else a new run's message may be there
+				x.p.n.hub.Drop(r.w.FlowID, r.w.Exec)
+			}
+			if f != nil && f.RunId == r.w.RunID {
 				w.violate("attempts", r.w.FlowID, "the result of attempt %v of step %d is refused: %v", r.w.Attempt, r.w.Exec, o.err)
 			}
 		default:

@@ -154,7 +154,7 @@ func (p *part) take(c *routine) error {
 	w, n := p.n.w, p.n
 	window := 1 + w.rng.intn(w.p.window)
 	owned, err := cluster.Take(context.Background(), store{p.n}, p.id, cluster.Claim{
-		Node: n.member.self.Node, Window: window, Rand: w.rng, Clock: sleeper{c}})
+		Node: n.member.self.Node, Window: window, Valid: n.valid, Rand: w.rng, Clock: sleeper{c}})
 	if err != nil {
 		return err
 	}
@@ -165,12 +165,19 @@ func (p *part) take(c *routine) error {
 		return err
 	}
 	o := objectlog.Owner{Epoch: p.epoch, Nonce: p.nonce, Window: m.Window}
-	r := objectlog.NewReader(objectlog.ReaderOptions{Prefix: p.judge().prefix, HeadSeq: m.HeadSeq, HeadLSN: m.HeadLSN, Owner: &o, Rand: w.rng})
+	ro := objectlog.ReaderOptions{Prefix: p.judge().prefix, HeadSeq: m.HeadSeq, HeadLSN: m.HeadLSN, Owner: &o, Rand: w.rng}
+	if former := owned.Former(); former.Released {
+		ro.Tail = former.TailSeq
+	}
+	r := objectlog.NewReader(ro)
 	if err := c.read(r, p.follower.Apply); err != nil {
 		return err
 	}
-	if err := p.confirm(c); err != nil {
+	if err := owned.Confirm(context.Background()); err != nil {
 		return err
+	}
+	if !n.valid() {
+		return objectlog.ErrLeaseOver
 	}
 	seq, lsn := r.Place()
 	if lsn != p.follower.NextLSN() {
@@ -181,20 +188,6 @@ func (p *part) take(c *routine) error {
 	p.log = p.far
 	p.far.OnRoom(p.kick)
 	return p.own()
-}
-
-// confirm asks, after the seal, whether the manifest is this epoch's still.
-func (p *part) confirm(c *routine) error {
-	m, err := cluster.Read(context.Background(), store{p.n}, p.id)
-	switch {
-	case err != nil:
-		return err
-	case m.Epoch != p.epoch:
-		return fmt.Errorf("%w: the manifest is of epoch %d", objectlog.ErrFenced, m.Epoch)
-	case !p.n.valid():
-		return objectlog.ErrLeaseOver
-	}
-	return nil
 }
 
 // own begins to work on a partition whose log was read to its end.

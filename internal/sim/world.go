@@ -25,6 +25,7 @@ type world struct {
 
 	machines []*machine
 	bucket   *bucket // nil: each machine keeps all on its disk
+	idleUs   int64   // see restartIdle
 	hist     []*history
 	oracle   *oracle.Oracle
 	clients  []*client
