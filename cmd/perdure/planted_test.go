@@ -42,7 +42,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{"plant_ack_early", "acknowledged", "gate"},
 		{"plant_skip_seal", "seal", "restore recovery follow liveness"},
 		{"plant_reuse_epoch", "epochs", "recovery"},
-		{"plant_trim_seal", "trim", "gate"},
+		{"plant_trim_seal", "trim", "gate prefix recovery"},
 	} {
 		t.Run(bug.tag, func(t *testing.T) {
 			perdure := filepath.Join(t.TempDir(), "perdure")
