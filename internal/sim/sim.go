@@ -1,7 +1,7 @@
 // Package sim runs whole servers in a simulated world: the production code of
 // core, partition, journal, state, blob and stream on one goroutine, a
-// simulated clock, seeded randomness and a disk that crashes. Models, tools and
-// clients are actors. Faults are drawn from the seed, and checkers stay on
+// simulated clock, seeded randomness and a disk that crashes, or several machines
+// with these and one object store. Models, tools and clients are actors. Faults are drawn from the seed, and checkers stay on
 // while they are injected.
 //
 // The same seed gives the same run: the same events, faults, trace digest and
