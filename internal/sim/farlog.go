@@ -184,7 +184,7 @@ func (p *part) troubled(what string, err error) {
 			return
 		}
 	}
-	if p.fenced(err) {
+	if p.fenced(err) || !p.n.leased() { // a next owner may have deleted what was just written
 		return
 	}
 	p.n.w.violate("upkeep", "", "partition %d: cannot %s: %v", p.id, what, err)
