@@ -33,6 +33,7 @@ type Job struct {
 	Durability string        `json:"durability"`
 	Steps      int           `json:"steps"`
 	Objects    int           `json:"objects"`
+	Run        string        `json:"run,omitempty"`     // sets its flows apart from those of other runs on the same server
 	Profile    string        `json:"profile,omitempty"` // folder of CPU profiles; empty = none
 }
 

@@ -75,6 +75,7 @@ func (t *trial) open(ctx context.Context) (err error) {
 	t.job.Socket = filepath.Join(t.dir, "wakes")
 	if t.c.Target != "" {
 		t.job.Key = t.c.Key
+		t.job.Run = filepath.Base(t.dir) + "/"
 		if t.job.Address, err = address(t.c.Target); err != nil {
 			return err
 		}

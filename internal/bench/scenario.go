@@ -83,7 +83,7 @@ type rig struct {
 
 // flowID is of a flow that is started once.
 func (r *rig) flowID(kind string) string {
-	return kind + "/" + strconv.FormatUint(r.flows.Add(1), 10)
+	return r.job.Run + kind + "/" + strconv.FormatUint(r.flows.Add(1), 10)
 }
 
 // runFlow runs a flow of n steps to its end.
