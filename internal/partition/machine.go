@@ -136,13 +136,15 @@ type Machine struct {
 	committed uint64 // LSN
 	lastUs    int64
 	building  *batch
-	inflight  []*batch // oldest first
-	timers    timerHeap
-	held      []gate // refusals that wait for the lease
-	err       error  // why the ownership ended
-	stats     Stats
-	byType    map[string]uint64
-	byStep    map[StepOf]uint64
+	// catchUpBytes are the entries in building while the journal is replayed.
+	catchUpBytes int
+	inflight     []*batch // oldest first
+	timers       timerHeap
+	held         []gate // refusals that wait for the lease
+	err          error  // why the ownership ended
+	stats        Stats
+	byType       map[string]uint64
+	byStep       map[StepOf]uint64
 }
 
 // Stats counts since the machine was made.

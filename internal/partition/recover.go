@@ -49,7 +49,12 @@ func (f *Follower) NextLSN() uint64 { return f.m.nextLSN }
 
 // Apply takes the next frame of the journal; entries that the tables have are
 // passed over. After an error the tables are as far as the frames before.
-func (f *Follower) Apply(frame journal.Frame) error { return f.m.replay(frame, &f.rec) }
+func (f *Follower) Apply(frame journal.Frame) error {
+	if err := f.m.replay(frame, &f.rec); err != nil {
+		return err
+	}
+	return f.m.caughtUp()
+}
 
 // TakeOver makes the follower the owner, whose epoch cfg has: it replays what is
 // left of cfg.Log, and goes on as Open says. The follower is used up. cfg.Tables
@@ -66,8 +71,11 @@ func (f *Follower) TakeOver(cfg Config) (*Machine, Recovery, error) {
 		if frame.Epoch > cfg.Epoch {
 			return fmt.Errorf("frame %d is of epoch %d, newer than this owner's %d", frame.Seq, frame.Epoch, cfg.Epoch)
 		}
-		return f.Apply(frame)
+		return m.replay(frame, &f.rec)
 	})
+	if err == nil {
+		err = m.caughtUp()
+	}
 	if err != nil {
 		return nil, f.rec, fmt.Errorf("partition %d: replay journal: %w", cfg.ID, err)
 	}
@@ -78,13 +86,24 @@ func (f *Follower) TakeOver(cfg Config) (*Machine, Recovery, error) {
 	return m, f.rec, nil
 }
 
+// Bounds of what is replayed before it is written: a flow that many entries change
+// is written once for all of them.
+const (
+	maxCatchUpEntries = 16 << 10
+	maxCatchUpBytes   = 8 << 20
+)
+
 // replay applies one frame by the way of the living: same Apply, same rows.
-// Effects are dropped; what is not finished is Outstanding afterwards.
+// Effects are dropped; what is not finished is Outstanding afterwards. Rows are
+// written now and then: see caughtUp.
 func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
 	if f.FirstLSN > m.nextLSN {
 		return fmt.Errorf("the journal goes on at entry %d but the tables end at %d: restore the newest snapshot first", f.FirstLSN, m.nextLSN-1)
 	}
-	b := newBatch(m.nextLSN)
+	if m.building == nil {
+		m.building = newBatch(m.nextLSN)
+	}
+	b, before := m.building, m.building.count
 	lsn := f.FirstLSN
 	for raw, err := range journal.Entries(f.Body) {
 		if err != nil {
@@ -102,14 +121,27 @@ func (m *Machine) replay(f journal.Frame, rec *Recovery) error {
 				return err
 			}
 			m.nextLSN = lsn + 1
+			m.catchUpBytes += len(raw)
 			rec.Entries++
 		}
 		lsn++
 	}
-	if b.count == 0 {
+	if b.count > before {
+		rec.Frames++
+	}
+	if b.count >= maxCatchUpEntries || m.catchUpBytes >= maxCatchUpBytes {
+		return m.caughtUp()
+	}
+	return nil
+}
+
+// caughtUp writes what was replayed.
+func (m *Machine) caughtUp() error {
+	b := m.building
+	m.building, m.catchUpBytes = nil, 0
+	if b == nil || b.count == 0 {
 		return nil
 	}
-	rec.Frames++
 	b.rows = m.cfg.Tables.NewBatch()
 	b.encodeRows()
 	m.committed = b.lastLSN()

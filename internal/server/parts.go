@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime/debug"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -48,7 +49,12 @@ func (p *part) tablesDir(s *Server) string {
 	return filepath.Join(s.dir, fmt.Sprintf("p%03d", p.id), "tables")
 }
 
+// recoverGC is the collector's pace while journals are replayed: most of what that
+// allocates is garbage at once.
+const recoverGC = 400
+
 func (s *Server) openPartitions(ctx context.Context) error {
+	defer debug.SetGCPercent(debug.SetGCPercent(recoverGC))
 	machines := make([]*partition.Machine, len(s.parts))
 	var g errgroup.Group
 	g.SetLimit(4)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/perdure-dev/perdure/internal/env"
+	"github.com/perdure-dev/perdure/internal/journal"
 	"github.com/perdure-dev/perdure/internal/partition"
 	"github.com/perdure-dev/perdure/internal/state"
 )
@@ -86,6 +87,10 @@ func (s *Server) maintain(ctx context.Context, p *part) {
 			continue
 		}
 		lsn, err := s.snapshot(ctx, p)
+		if errors.Is(err, journal.ErrStale) {
+			s.onLost(err) // it would never be able to trim again
+			return
+		}
 		if err != nil {
 			if !errors.Is(err, context.Canceled) {
 				s.log.Error("snapshot failed; the journal is kept", "partition", p.id, "error", err)
