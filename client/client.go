@@ -377,12 +377,20 @@ func (c *Client) try(ctx context.Context, w *wire.Call, m manner) (*wire.Answer,
 }
 
 // unsent marks an error of a call that was not sent, unless it is refused for good.
+// The error of a session that had ended is that of calls which were sent on it.
 func unsent(err error) error {
 	var e *Error
-	if errors.As(err, &e) {
+	var lost *errLost
+	var before *errUnsent
+	switch {
+	case errors.As(err, &e):
 		sure := *e // the error is shared by all calls of the session
 		sure.Unknown = false
 		return &sure
+	case errors.As(err, &before):
+		return before
+	case errors.As(err, &lost):
+		err = lost.cause
 	}
 	return &errUnsent{err}
 }

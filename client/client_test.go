@@ -209,6 +209,18 @@ func TestDraining(t *testing.T) {
 	}
 }
 
+// TestOfASessionThatHadEnded: a call that was never sent is known not to have
+// happened, whatever ended the session that it came too late for.
+func TestOfASessionThatHadEnded(t *testing.T) {
+	cause := status.Error(codes.Unavailable, "unavailable: the server stops: connect again")
+	for name, fate := range map[string]error{"it broke": &errLost{cause}, "the server stopped": &errUnsent{cause}} {
+		err := ofLast(background(t), unsent(fate), manner{write: true})
+		if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) || err.Error() != "the call was not taken: the server stops: connect again" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestTLSRefusesPlainServer(t *testing.T) {
 	f := newFake(t, echo)
 	_, err := Dial(background(t), Options{Address: "fake", Dialer: f.dial, Patience: -1, TLS: &tls.Config{ServerName: "x"}})
