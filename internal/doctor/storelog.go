@@ -177,8 +177,7 @@ func (l *logCheck) missing(ctx context.Context) error {
 	switch w := uint64(max(now.Window, 1)); {
 	case err != nil:
 		return err
-	case now.HeadSeq > l.seq: // trimmed since the list
-		l.seq, l.lsn, l.lsnKnown, l.epochKnown = now.HeadSeq, now.HeadLSN, true, false
+	case l.trimmed(now):
 	case w > l.window:
 		l.window = w
 	default:
@@ -187,6 +186,15 @@ func (l *logCheck) missing(ctx context.Context) error {
 		l.skipTo(next)
 	}
 	return nil
+}
+
+// trimmed goes on at the head if that has moved beyond l.seq since the list.
+func (l *logCheck) trimmed(now cluster.Manifest) bool {
+	if now.HeadSeq <= l.seq {
+		return false
+	}
+	l.seq, l.lsn, l.lsnKnown, l.epochKnown = now.HeadSeq, now.HeadLSN, true, false
+	return true
 }
 
 // more takes the object at l.seq if it is there by now.
@@ -240,18 +248,30 @@ func (l *logCheck) step(key string, f journal.Frame) {
 	l.seq, l.lsn, l.lsnKnown = f.Seq+1, f.FirstLSN+uint64(f.Count), true
 }
 
+// readOn takes what has come since the list where that ended, and goes on at the
+// head if the end was trimmed; it gives the manifest after that.
+func (l *logCheck) readOn(ctx context.Context) (now cluster.Manifest, err error) {
+	for moved := false; ; moved = true {
+		// Are those ahead behind a missing one still? Each round takes one at least.
+		for more := true; more && (len(l.ahead) > 0 || moved); {
+			if more, err = l.more(ctx); err != nil {
+				return now, err
+			}
+			l.drain()
+		}
+		if now, err = cluster.Read(ctx, l.p.store, l.p.ID); err != nil || !l.trimmed(now) {
+			return now, err
+		}
+		l.drain()
+	}
+}
+
 // end compares the end of the log with the owner manifest as it is now.
 func (l *logCheck) end(ctx context.Context) error {
 	p := l.p
-	for len(l.ahead) > 0 { // are they behind a missing one still? Each round takes one at least
-		more, err := l.more(ctx)
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
-		l.drain()
+	now, err := l.readOn(ctx)
+	if err != nil {
+		return err
 	}
 	p.tailKnown = l.lsnKnown
 	p.TailSeq, p.TailLSN, p.Left = l.seq, l.lsn, l.left+int64(len(l.ahead))
@@ -260,10 +280,6 @@ func (l *logCheck) end(ctx context.Context) error {
 	}
 	if ahead := len(l.ahead); ahead > 0 {
 		p.find(Harmless, objectlog.KeyPrefix(p.prefix), "%s behind the end of the log, within the window: batches that were never acknowledged", count(ahead, "object"))
-	}
-	now, err := cluster.Read(ctx, p.store, p.ID)
-	if err != nil {
-		return err
 	}
 	if l.epochKnown && l.epoch > now.Epoch {
 		p.find(Damage, cluster.OwnerKey(p.ID), "has epoch %d, the log has epoch %d: an older manifest was put back", now.Epoch, l.epoch)
