@@ -19,7 +19,9 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/spf13/pflag"
 
+	"github.com/perdure-dev/perdure/internal/blob/mem"
 	"github.com/perdure-dev/perdure/internal/blob/s3/s3proxy"
+	"github.com/perdure-dev/perdure/internal/cluster"
 	"github.com/perdure-dev/perdure/internal/config"
 	"github.com/perdure-dev/perdure/internal/env"
 )
@@ -252,6 +254,38 @@ func TestAddressOthersReach(t *testing.T) {
 	cfg.Listen, cfg.Cluster.Advertise = "0.0.0.0:80", "h:80"
 	s := &Server{cfg: cfg, site: &Site{}}
 	if err := s.checkAddress(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestErrorsOfATerm: whoever finds another owner, or its term over, while it opens its
+// partitions stands by again; whatever else is wrong ends it.
+func TestErrorsOfATerm(t *testing.T) {
+	lease, err := cluster.Hold(t.Context(), cluster.LeaseConfig{Store: mem.New(mem.Options{}), Env: env.Real(), Node: "n", TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	term, err := cluster.Elect(t.Context(), lease, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fenced, full := fmt.Errorf("take partition 1: %w", cluster.ErrFenced), errors.New("no space left on device")
+	check := func(when string, s *Server, err error, over bool) {
+		t.Helper()
+		if got := s.ofTerm(err); errors.Is(got, ErrTermOver) != over || !errors.Is(got, err) {
+			t.Errorf("%s: %v became %v", when, err, got)
+		}
+	}
+	active := &Server{objects: &objects{term: term}}
+	check("on local disk", &Server{}, full, false)
+	check("not elected", &Server{objects: &objects{}}, full, false)
+	check("active", active, full, false)
+	check("active", active, fenced, true)
+	if err := term.Resign(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("resigned", active, full, true)
+	if err := lease.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -130,6 +130,7 @@ func (site *Site) Open(ctx context.Context) (*Server, error) {
 		s.env.FS, s.dir = vfs.NewMem(), "/"
 	}
 	if err := s.open(ctx); err != nil {
+		err = s.ofTerm(err) // before the end of what it asks
 		s.Close()
 		if errors.Is(err, blob.ErrUnavailable) || errors.Is(err, blob.ErrAmbiguous) {
 			err = fmt.Errorf("%w: %w", ErrStoreAway, err)
@@ -137,6 +138,14 @@ func (site *Site) Open(ctx context.Context) (*Server, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// ofTerm marks an error that comes of a term that is over, or of another owner.
+func (s *Server) ofTerm(err error) error {
+	if s.objects == nil || s.objects.term == nil || errors.Is(err, ErrTermOver) || s.objects.valid() && !errors.Is(err, journal.ErrStale) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrTermOver, err)
 }
 
 // Open is Site.Open without a listener.
@@ -410,9 +419,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	case err = <-s.lost:
 		s.draining.Store(true)
 		s.log.Error("stopping: the partitions are not this process's any more", "error", err)
-		if s.objects != nil && (errors.Is(err, journal.ErrStale) || !s.objects.valid()) {
-			err = fmt.Errorf("%w: %w", ErrTermOver, err)
-		}
+		err = s.ofTerm(err)
 	case err = <-served:
 	}
 	halves.close()
